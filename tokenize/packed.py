@@ -20,8 +20,6 @@ from gristmill.core.files import as_path, canonical_json, read_json
 from gristmill.dataprep.documents import ID_BYTES, read_table
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.mixtures.schema.engine import Stream
-from gristmill.mixtures.schema.mix import Continues
-from gristmill.tokenize.mixing.continue_mixture import SetBefore, read_sums, sets_before
 from gristmill.tokenize.packed_files import (
     DTYPES,
     LEDGER_SCHEMA,
@@ -138,7 +136,6 @@ class PackedSet(Shards):
         self.rows = train["rows"]
         self.rows_per_source = train["rows_per_source"]
         self.phases = train.get("stages") or [self.rows_per_source]
-        self._begun = train.get("begun", [])
         self.withheld = np.array(
             [row for shard in self.shards for row in shard.get("withheld", ())],
             np.int64,
@@ -174,25 +171,19 @@ class PackedSet(Shards):
 
         Withheld rows are skipped; the order of all others is unchanged.
         """
-        order = Order.of_phases(self.phases, seed, len(self._begun))
+        order = Order.of_phases(self.phases, seed)
         return OrderWithout(order, self.withheld) if len(self.withheld) else order
 
     def phase_ends(self) -> list[int]:
-        """Positions at which the manifest's phases end; the end of the set for a single
-        phase.
-        """
-        ends = (
-            self.manifest.get("phase_ends")
-            or np.cumsum([sum(rows) for rows in self.phases]).tolist()
-        )
-        return self._positions_of(ends)
+        """Positions at which the phases end; the end of the set for a single phase."""
+        return self._positions_of(np.cumsum([sum(rows) for rows in self.phases]))
 
     def described_phases(self) -> list[PackedPhase]:
         """Position and shares of each phase; empty for a single phase."""
         if len(self.phases) == 1:
             return []
         totals = [sum(rows) for rows in self.phases]
-        begins = self._positions_of(np.cumsum([0, *totals[:-1]]).tolist())
+        begins = self._positions_of(np.cumsum([0, *totals[:-1]]))
         return [
             PackedPhase(
                 begin,
@@ -205,20 +196,9 @@ class PackedSet(Shards):
             for begin, total, rows in zip(begins, totals, self.phases, strict=True)
         ]
 
-    def _positions_of(self, rows: list[int]) -> list[int]:
+    def _positions_of(self, rows: np.ndarray) -> list[int]:
         """Number of positions before each phase border, given as row numbers."""
-        return [row - int((self.withheld < row).sum()) for row in rows]
-
-    def sets_before(self) -> list[SetBefore]:
-        """Sets that this one continues (`mix.continues`), the latest first; usually
-        empty.
-        """
-        section = self.manifest.get("continues")
-        return [] if section is None else sets_before(Continues.model_validate(section))
-
-    def sums(self) -> np.ndarray:
-        """Checksums (uint64) of all training rows, stored beside the shards."""
-        return read_sums(self.folder, [shard["file"] for shard in self.shards])
+        return [row - int((self.withheld < row).sum()) for row in rows.tolist()]
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of training rows, in the requested order.
@@ -233,7 +213,7 @@ class PackedSet(Shards):
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
         """Source numbers (int64, shape (n,)) of training rows."""
-        return sources_of_rows(self.phases, self.checked(rows), self._begun)
+        return sources_of_rows(self.phases, self.checked(rows))
 
     def boundaries(self, rows: np.ndarray) -> Boundaries:
         """Boundaries of the document pieces of training rows (int64, shape (n,)), in

@@ -20,10 +20,7 @@
 A training row holds text of one source only, and row r belongs to the source at place r
 of the merged order (`order.sources_of_rows`), so every prefix of the files holds the
 mixture. A set with phases stores its rows phase after phase, each in its own merged
-order: `train.stages` of packed.json has the rows of each source for every phase. A set
-that continues another (`continues`) begins with the phases that were read, in their
-order of reading: each is a prefix of the merged order of the rows that `train.begun`
-has of each source.
+order: `train.stages` of packed.json has the rows of each source for every phase.
 
 `train-00000.cu` holds the boundaries of the table of pieces, without ids, for loops
 that read it by memory map:
@@ -58,9 +55,7 @@ FORMAT_WITH_PHASES = 5
 """Format of sets with phases: readers without phases would misread the mixture of their
 rows.
 """
-FORMAT_CONTINUED = 6
-"""Format of sets that continue another: their first phases are read in stored order."""
-READABLE_FORMATS = (FORMAT, FORMAT_WITH_PHASES, FORMAT_CONTINUED)
+READABLE_FORMATS = (FORMAT, FORMAT_WITH_PHASES)
 MANIFEST = "packed.json"
 INDEX_GROUP_ROWS = 16_384
 """Larger than in other tables: lookups read a few rows and search through the
@@ -135,8 +130,6 @@ class TrainEntry(TypedDict):
     rows_per_source: list[int]
     stages: NotRequired[list[list[int]]]
     """Rows of each source, by phase."""
-    begun: NotRequired[list[list[int]]]
-    """Rows of each source in the full order of each phase that was already read."""
     shards: list[ShardEntry]
 
 
@@ -155,10 +148,6 @@ class PackedManifest(TypedDict):
     ledgers: NotRequired[int]
     """Number of the ledger's tables, a power of two, if more than one."""
     packing: NotRequired[str]
-    continues: NotRequired[dict[str, object]]
-    """`mix.continues` (`mixtures.schema.mix.Continues`)."""
-    phase_ends: NotRequired[list[int] | None]
-    """Rows at which the phases of `mix.phases` end."""
 
 
 class PackedSetError(RuntimeError):

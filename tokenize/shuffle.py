@@ -14,9 +14,7 @@ keyed permutation, again in every epoch. Everything is computed from the positio
 exactly, in memory proportional to the number of sources.
 
 A set with phases is read phase after phase, each in such an order over its own rows, so
-the bound holds within every phase. It is read once: its last phase ends the training. A
-set that continues another (`mix.continues`) stores the phases already read in their
-order of reading, and they are read in that order for any seed.
+the bound holds within every phase. It is read once: its last phase ends the training.
 
 Withheld rows are skipped, and the order of all other rows is unchanged. A training that
 has read none of the withheld rows has read exactly a prefix of the shorter order, so it
@@ -33,7 +31,6 @@ import numpy as np
 
 from gristmill.core.seeds import seeded_key
 from gristmill.tokenize.shuffle_kernels import (
-    first_row_from,
     permute_source,
     rank_source,
     reorder,
@@ -77,7 +74,6 @@ class Order:
         self.seed = int(seed)
         self.total = int(self._ends[-1])
         self.has_phases = False
-        self._as_stored = 0
         self._ahead = (0, np.empty(0, np.int64))
 
     def _set_phases(self, phases: Sequence[Sequence[int]]) -> None:
@@ -94,14 +90,11 @@ class Order:
         ]
 
     @classmethod
-    def of_phases(
-        cls, phases: Sequence[Sequence[int]], seed: int, as_stored: int = 0
-    ) -> Order:
+    def of_phases(cls, phases: Sequence[Sequence[int]], seed: int) -> Order:
         """Order of a set with phases: rows of each source, by phase. Phases are stored
         one after another.
 
-        A single phase is an order without phases. The first `as_stored` phases are read
-        in stored order.
+        A single phase is an order without phases.
 
         Raises:
             ValueError: no phase, a phase without rows, unequal numbers of sources, or
@@ -110,7 +103,6 @@ class Order:
         order = cls([sum(column) for column in zip(*phases, strict=True)], seed)
         order._set_phases(phases)
         order.has_phases = len(phases) > 1
-        order._as_stored = as_stored
         return order
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
@@ -173,8 +165,6 @@ class Order:
         end = int(self._ends[phase])
         if first < 0 or place + count > end:
             return self.rows(np.arange(first, first + count, dtype=np.int64))
-        if phase < self._as_stored:
-            return np.arange(place, place + count, dtype=np.int64)
         before = int(self._ends[phase - 1]) if phase else 0
         counts = self._phases[phase]
         # Compute the next batches' spans too: the overhead of a call is half the cost
@@ -207,12 +197,6 @@ class Order:
             epochs, rows.ravel(), inverse=True
         ).reshape(rows.shape)
 
-    def places_before(self, position: int) -> int:
-        """Number of places of the full order before a position of the first epoch:
-        equal, as no row is left out.
-        """
-        return position
-
     def _shuffle(
         self, epochs: np.ndarray, places: np.ndarray, inverse: bool
     ) -> np.ndarray:
@@ -222,8 +206,6 @@ class Order:
         phases = np.searchsorted(self._ends, places, side="right")
         shuffled = places.copy()
         for phase, epoch in product(_distinct(phases), _distinct(epochs)):
-            if phase < self._as_stored:
-                continue
             mask = (phases == phase) & (epochs == epoch)
             first = int(self._ends[phase - 1]) if phase else 0
             counts = self._phases[phase]
@@ -269,17 +251,12 @@ def phase_parts(phase: int) -> tuple[str | int, ...]:
 
 
 def sources_of_rows(
-    phases: Sequence[Sequence[int] | np.ndarray],
-    rows: np.ndarray,
-    begun: Sequence[Sequence[int]] = (),
+    phases: Sequence[Sequence[int] | np.ndarray], rows: np.ndarray
 ) -> np.ndarray:
     """Source numbers (int64, shape (n,)) of physical rows of a set with phases;
     `phases` as in `Order.of_phases`.
-
-    The first phases are prefixes of the merged orders of `begun`, given as rows of each
-    source.
     """
-    counts = [checked_counts(phase) for phase in (*begun, *phases[len(begun) :])]
+    counts = [checked_counts(phase) for phase in phases]
     ends = np.cumsum([sum(phase) for phase in phases], dtype=np.int64)
     row_sources = np.empty(len(rows), np.int64)
     phase_of = np.searchsorted(ends, rows, side="right")
@@ -313,15 +290,6 @@ def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:
     return counts
 
 
-def rows_before(rows_per_source: Sequence[int] | np.ndarray, place: int) -> list[int]:
-    """Rows of each source before a place of the merged order."""
-    counts = checked_counts(rows_per_source)
-    return [
-        int(first_row_from(counts, source, counts.sum(), place)) if count else 0
-        for source, count in enumerate(counts.tolist())
-    ]
-
-
 def rank(
     rows_per_source: Sequence[int] | np.ndarray, source: int, index: np.ndarray
 ) -> np.ndarray:
@@ -331,7 +299,7 @@ def rank(
     return places
 
 
-def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.ndarray:
+def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
     """Pseudo-random permutation of [0, n), computed without a table.
 
     A balanced Feistel network over the smallest even number of bits that holds n;
@@ -342,15 +310,14 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
         index: int64 of shape (k,), in [0, n).
         n: size of the domain.
         key: 64 bits, see `order_key`.
-        inverse: apply the inverse permutation.
     """
     numbers = index.copy()
     permute_source(
         numbers,
         n,
         half_bits_of(n),
-        round_keys(key, inverse),
-        inverse,
+        round_keys(key),
+        False,
         np.empty(len(numbers), np.uint64),
         np.empty(len(numbers), np.int64),
     )
@@ -437,12 +404,6 @@ class OrderWithout(Order):
         return (
             places - np.searchsorted(self._gaps_of(epoch), places) + epoch * self.total
         )
-
-    def places_before(self, position: int) -> int:
-        """See Order.places_before; the places of withheld rows count."""
-        if not position:
-            return 0
-        return position + int(self._gaps_before(0, [position - 1])[0])
 
     def _gaps_before(
         self, epoch: int, places: Sequence[int] | np.ndarray

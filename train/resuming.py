@@ -26,7 +26,7 @@ from gristmill.train.checkpoint import (
 )
 from gristmill.train.distributed.process_groups import World, agree
 from gristmill.train.loop.bad_steps import look_at_device
-from gristmill.train.loop.batch_plan import RowOrder, extend_digest
+from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.loop.callbacks import Callbacks
 from gristmill.train.loop.loop_state import LoopState, Part
 from gristmill.train.loop.metrics_log import Record
@@ -170,11 +170,8 @@ def take_over(checkpoint: str, job: Job) -> None:
 
 
 def _checked(source: Path, job: Job) -> Marker:
-    """Check that a checkpoint's training has read this one's rows; returns its marker
-    for this training.
-
-    The marker changes if this training's set continues the checkpoint's: the same rows
-    have other numbers.
+    """Check that a checkpoint's training has read this one's rows; returns its
+    marker.
     """
 
     def refused(reason: str) -> ContinueError:
@@ -200,20 +197,11 @@ def _checked(source: Path, job: Job) -> Marker:
             f"{job.section.steps}; raise {job.context.stage}.steps, or take an earlier "
             "checkpoint"
         )
-    earlier_sets = [] if job.packed is None else job.packed.sets_before()
-    previous_set = next(
-        (
-            earlier_set
-            for earlier_set in earlier_sets
-            if earlier_set.fingerprint == state["rows_of"]
-        ),
-        None,
-    )
-    if previous_set is None and state["rows_of"] != fingerprint:
+    if state["rows_of"] != fingerprint:
         raise refused(
             f" has read rows of the set {state['rows_of']}, but the "
-            f"rows now are of {fingerprint}: only a set that differs in withheld rows, "
-            "or that continues that one, is read on (mix.exclude, mix.continues)"
+            f"rows now are of {fingerprint}: only a set that differs in withheld rows "
+            "is read on (mix.exclude)"
         )
     began_with = state.get("began_with", {})
     changed_stages = [
@@ -227,36 +215,17 @@ def _checked(source: Path, job: Job) -> Marker:
             f"{', '.join(changed_stages)} than "
             "this one; take a checkpoint of one that began with the same"
         )
-    if previous_set is not None and job.plan.end(step) > previous_set.positions:
-        raise refused(
-            f" has read {job.plan.end(step)} rows, but the set "
-            f"continues the one that it read behind {previous_set.positions} rows "
-            "(mix.continues); take an earlier checkpoint"
-        )
-    digest = _digest(fingerprint, objective.order, job, step)
-    expected_digest = (
-        digest
-        if previous_set is None
-        else _digest(previous_set.fingerprint, previous_set.order, job, step)
-    )
-    if expected_digest != state["digest"]:
+    digest = fingerprint
+    for number in range(step):
+        digest = extend_digest(digest, job.plan.rows(objective.order, number))
+    if digest != state["digest"]:
         raise refused(
             f" has read other rows in its {step} steps than this "
             "training would: another seed or batch size, or it has read a row that is "
             "withheld now; take an earlier checkpoint (gristmill takedown names the "
             "last clean one)"
         )
-    return {
-        **marker,
-        "state": {**state, "rows_of": fingerprint, "digest": digest},
-    }
-
-
-def _digest(fingerprint: str, order: RowOrder, job: Job, steps: int) -> str:
-    digest = fingerprint
-    for number in range(steps):
-        digest = extend_digest(digest, job.plan.rows(order, number))
-    return digest
+    return marker
 
 
 def measured_once(file: Path, world: World, measure: Callable[[], Found]) -> Found:

@@ -10,8 +10,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "stage": "gristmill stage filter mine.yaml --force",
         "plan": "gristmill plan mine.yaml --predict",
         "status": "gristmill status mine.yaml",
-        "continue": "gristmill continue mine.yaml --from-step 800 --set "
-        "mix.weights.code=0.5",
         "logs": "gristmill logs mine.yaml pretrain --follow",
         "mixtures": "gristmill mixtures sweep mine.yaml --weights grid.yaml --steps "
         "200",

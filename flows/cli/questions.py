@@ -354,53 +354,6 @@ def takedown(
     assessment.show(written_files, command)
 
 
-@app.command("continue")
-def continue_(
-    manifest: ManifestArgument,
-    from_step: Annotated[
-        int,
-        Option(
-            "--from-step",
-            metavar="N",
-            help="The last step, counted from 1, with the old mixture.",
-            min=1,
-        ),
-    ],
-    exclude: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Documents to leave out of later steps: an "
-            "id, locator or URL per line.",
-        ),
-    ] = None,
-    set_: SetOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Write a manifest that continues a training with another mixture: the first N
-    steps stay as trained, and --set changes the later ones.
-    """
-    from gristmill.flows.questions.continue_training import (
-        continue_with,
-    )
-    from gristmill.flows.questions.takedown import read_list
-
-    open_or_exit(manifest, set_, store)  # reports invalid settings first
-    session = open_or_exit(manifest, None, store)
-    continuation = continue_with(
-        session,
-        from_step,
-        set_ or [],
-        [] if exclude is None else read_list(exclude),
-    )
-    command = session.command("run").replace(manifest, continuation.manifest)
-    if as_json:
-        print_json({**asdict(continuation), "command": command})
-    else:
-        continuation.show(command)
-
-
 @app.command()
 def browse(
     manifest: ManifestArgument,

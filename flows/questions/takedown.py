@@ -505,13 +505,11 @@ def _taken_down(root: Path) -> set[str]:
     return set(path.read_text(encoding="utf-8").split()) if path.exists() else set()
 
 
-def keep_checkpoint(session: Session, step: int, folder: str = "takedown") -> Path:
-    """Hard-link (or copy) a checkpoint into a folder of the store where no training
-    deletes it.
-    """
+def keep_checkpoint(session: Session, step: int) -> Path:
+    """Hard-link (or copy) a checkpoint to STORE/takedown, where no training deletes it."""
     source = reading_of(session).folder.work / "checkpoints" / f"step-{step:08d}"
     fingerprint = session.plan[PRETRAIN].fingerprint[:16]
-    target = session.store.root / folder / fingerprint / source.name
+    target = session.store.root / "takedown" / fingerprint / source.name
     marker = "complete.json"
     if not (target / marker).exists():
         shutil.rmtree(target, ignore_errors=True)

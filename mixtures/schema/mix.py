@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from gristmill.mixtures.base import (
-    Count,
     Fraction,
     Location,
     NotNegative,
@@ -71,54 +70,6 @@ class MixPhase(Section):
     """
 
 
-class Continues(Section):
-    """The training set of which the first rows have been read, when a mixture is
-    changed during training. `gristmill continue` writes this section. See
-    docs/phases.md.
-    """
-
-    rows: Positive
-    """Number of rows of that set, in its training order, with which this one begins.
-    They count towards `mix.tokens`.
-    """
-    sources: tuple[str, ...]
-    """Sources of that set, in its order; more may have been added since."""
-    phases: tuple[tuple[Count, ...], ...]
-    """Rows of each source in that set, for every phase (`train.stages` of its
-    packed.json).
-    """
-    seed: int
-    """Seed of the training that read that set."""
-    fingerprint: str
-    """Fingerprint of the contents of its rows; a checkpoint of its training has the
-    same.
-    """
-    digest: str
-    """Digest of the kept rows. Documents or settings other than those of that set would
-    give other rows: an error.
-    """
-    withheld: tuple[int, ...] = ()
-    """Its rows that had been emptied (`mix.exclude`)."""
-    exclude: OutsidePath | None = None
-    """Like `mix.exclude`, but only for the rows after the kept ones: documents that are
-    not to be read again.
-    """
-    continues: Continues | None = None
-    """The set that that one continued in turn."""
-
-    def _problems(self) -> Iterator[str]:
-        total = sum(map(sum, self.phases))
-        if (
-            any(len(rows) != len(self.sources) for rows in self.phases)
-            or not 0 < self.rows <= total
-        ):
-            yield (
-                f"keeps {self.rows} rows of a set with {total} in phases {self.phases} "
-                f"of the sources {', '.join(self.sources)}, which is not a beginning "
-                "of it; let `gristmill continue` write this section"
-            )
-
-
 FIM_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -153,7 +104,7 @@ class FillInMiddle(Section):
 class Mix(Seeded):
     """The packed training set."""
 
-    added = ("fim", "continues")
+    added = ("fim",)
 
     tokens: Positive
     """Tokens of the training set's documents, rounded down to whole rows; padding does
@@ -199,12 +150,6 @@ class Mix(Seeded):
     """
     fim: FillInMiddle | None = None
     """Documents that are rearranged for fill-in-the-middle; not used if absent."""
-    continues: Continues | None = None
-    """The set that was read before the mixture was changed, and whose first rows begin
-    this one; not used if absent. `weights` and `phases` apply to the rows after them. A
-    source continues where it was: none of its rows is read twice, and `max_epochs`
-    counts what was read.
-    """
     validation: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.005
     """Share of duplicate clusters held out of training, chosen by hash."""
     max_validation_rows: Positive = 1024
@@ -215,11 +160,6 @@ class Mix(Seeded):
     """Seed of the hashes that choose documents; the manifest's if absent."""
 
     def _problems(self) -> Iterator[str]:
-        if self.continues is not None and self.packing == "best_fit":
-            yield (
-                "continues needs packing: stream, where a row does not depend on the "
-                "number of rows; in best_fit it does"
-            )
         ends = [phase.end for phase in self.phases]
         if not ends:
             return
@@ -320,18 +260,6 @@ def mix_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
             "needs special tokens for prefix, suffix and middle, which the tokenizer "
             f"does not have; add `tokenizer: {{special_tokens: [{listed}]}}`",
         )
-    removed_sources = [
-        str(name)
-        for name in entries(inside(mix, "continues"), "sources")
-        if name not in sources
-    ]
-    if removed_sources:
-        yield (
-            ("mix", "continues", "sources"),
-            f"the continued set has rows of {', '.join(removed_sources)}, which is no "
-            "longer a source; define it again, with a weight of 0 if it is no longer "
-            "read",
-        )
     yield from _reads_of_a_set_with_phases(inside(mix), inside(raw, "pretrain"))
     of_training, of_mix = (
         len(entries(inside(raw, name), "phases")) for name in ("pretrain", "mix")
@@ -351,7 +279,7 @@ def _reads_of_a_set_with_phases(
     is_known = mix.get("packing", "stream") == "stream" and not pretrain.get(
         "batch_ramp"
     )
-    if not pretrain or not is_known or not (mix.get("phases") or mix.get("continues")):
+    if not pretrain or not is_known or not mix.get("phases"):
         return
     batch_default = Training.model_fields["global_batch_size"].default
     numbers = [

@@ -133,7 +133,6 @@ OF_MANIFESTS = [
     "verify {}",
     "trace {} --step 1",
     "takedown {} --ids ids.txt",
-    "continue {} --from-step 1",
     "export-tokens {} --format llmc --out out",
     "chat {}",
     "generate {} prompts.jsonl",

@@ -56,8 +56,6 @@ class EmptiedRows:
         first: number of the shard's first row.
         excluded: document ids.
         pad: the padding id.
-        excluded_later: document ids whose rows are emptied from some row on, and that
-            row.
 
     Attributes:
         rows: the emptied ones (int64, ascending).
@@ -66,17 +64,9 @@ class EmptiedRows:
     """
 
     def __init__(
-        self,
-        pieces: pa.Table,
-        first: int,
-        excluded: Sequence[bytes],
-        pad: int,
-        excluded_later: Sequence[tuple[Sequence[bytes], int]],
+        self, pieces: pa.Table, first: int, excluded: Sequence[bytes], pad: int
     ) -> None:
         self.rows = rows_with(pieces, excluded)
-        for ids, later in excluded_later:
-            behind = pieces.filter(pc.greater_equal(pieces["row"], later))
-            self.rows = np.union1d(self.rows, rows_with(behind, ids))
         self.pieces, self.touched = without_rows(pieces, self.rows)
         self._first = first
         self._pad = pad

@@ -216,7 +216,6 @@ def write_ledger(
     sources: Sequence[str],
     out: Path,
     context: Context,
-    used: Shuffled | None,
 ) -> tuple[Counts, dict[str, int], int]:
     """Write the tables of all documents of a mixture.
 
@@ -228,17 +227,12 @@ def write_ledger(
         sources: names by number.
         out: the packed set's folder.
         context: of the jobs.
-        used: documents in training rows, by the leading bits of their ids, if
-            `last_entries` does not determine them.
 
     Returns:
         the counts, by RULES (a document is kept if any of its tokens is in a row);
         documents of each source in training rows, emptied or not; and the number of
         tables.
     """
-    if used is not None:
-        last_entries.any[: len(sources)] = False
-        last_entries.complete[: len(sources)] = False
     tables = -(-candidates.documents // FILE_DOCUMENTS)
     bits = min(max(0, tables - 1).bit_length(), candidates.ledger_bits)
     partitions_per_table = 1 << (candidates.ledger_bits - bits)
@@ -260,7 +254,6 @@ def write_ledger(
         emptied=emptied,
         ledger=candidates.ledger,
         out=out,
-        documents=used,
     )
     results = run_tasks(JOB, tasks, process, context, direct=True)
     totals = np.sum([result["counts_"] for result in results], axis=0)
@@ -293,7 +286,6 @@ def write_table_of(
     emptied: Emptied,
     ledger: Shuffled,
     out: Path,
-    documents: Shuffled | None = None,
 ) -> Done:
     """Write one table: payload `file`, `first` (partition), `partitions`.
 
@@ -304,14 +296,7 @@ def write_table_of(
     path = out / task.payload["file"]
     first = task.payload["first"]
     tables = (
-        _judged(
-            ledger.read(partition),
-            draws,
-            last_entries,
-            emptied,
-            counts,
-            None if documents is None else documents.read(partition),
-        )
+        _judged(ledger.read(partition), draws, last_entries, emptied, counts)
         for partition in range(first, first + task.payload["partitions"])
     )
     write_in_groups(path, tables)
@@ -351,7 +336,6 @@ def _judged(
     last_entries: Taken,
     emptied: Emptied,
     counts: np.ndarray,
-    used_documents: pa.Table | None,
 ) -> pa.Table:
     """Ledger entries of a partition, ordered by id; updates the counts."""
     columns = columns_of(rows)
@@ -363,8 +347,6 @@ def _judged(
     trains = state == TRAINS
     held_out = state == HELD_OUT
     used = last_entries.used(words, source, state, repeats, draws)
-    if used_documents is not None:
-        used |= trains & _among(ids, word_ids(words_of(columns_of(used_documents))))
     laid_out = used & trains
     excluded = _among(ids, emptied.excluded)
     emptied_rows = _among(ids, emptied.touched) & ~_among(ids, emptied.still)

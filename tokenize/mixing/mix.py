@@ -15,8 +15,8 @@ document is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -25,7 +25,7 @@ from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.shuffle import must_send
 from gristmill.dataprep.runners.tasks import Task, run_tasks
-from gristmill.mixtures.schema.mix import Continues, Mix
+from gristmill.mixtures.schema.mix import Mix
 from gristmill.mixtures.schema.sources import MixedSource
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
@@ -34,11 +34,6 @@ from gristmill.tokenize.mixing.candidates import (
     VALIDATION_KEY,
     collect,
     planning_context,
-)
-from gristmill.tokenize.mixing.continue_mixture import (
-    before_of,
-    check_kept_rows,
-    check_reach,
 )
 from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
@@ -49,14 +44,7 @@ from gristmill.tokenize.mixing.mix_summary import (
     describe_redistribution,
     redistributed,
 )
-from gristmill.tokenize.mixing.quotas import (
-    Phase,
-    Quotas,
-    Supply,
-    ends_of,
-    exact,
-    plan_quotas,
-)
+from gristmill.tokenize.mixing.quotas import Quotas, plan_quotas
 from gristmill.tokenize.mixing.send_tokens import send_tokens
 from gristmill.tokenize.mixing.streams import (
     Draws,
@@ -65,7 +53,6 @@ from gristmill.tokenize.mixing.streams import (
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
-    FORMAT_CONTINUED,
     FORMAT_WITH_PHASES,
     MANIFEST,
     PackedManifest,
@@ -151,25 +138,14 @@ def run(
     tokens_of_streams = streams.bases.tokens[0].sum(axis=0).tolist()
     pass_tokens = dict(zip(names, tokens_of_streams, strict=False))
     held_out_tokens = dict(zip(names, tokens_of_streams[len(names) :], strict=True))
-    before = before_of(section.continues, names)
-    if before is not None:
-        check_reach(
-            before,
-            names,
-            [
-                Supply(source.max_epochs, pass_tokens[name]).available_rows(length)
-                for name, source in sources.items()
-            ],
-        )
-    kept_rows = () if before is None else before.kept()[0]
-    quotas = plan_quotas(section, sources, pass_tokens, kept_rows)
-    streams, ends = find_ends(streams, section, quotas, planning, before)
+    quotas = plan_quotas(section, sources, pass_tokens)
+    streams, ends = find_ends(streams, section, quotas, planning)
     # Whole rows of one pass, independent of seed and packing.
     held_out_ends = [
         min(section.max_validation_rows, tokens // length) * length
         for tokens in held_out_tokens.values()
     ]
-    layouts = lay_out(streams, ends, held_out_ends, section, quotas, planning)
+    layouts = lay_out(streams, ends, held_out_ends, section, planning)
     train = dict(zip(names, layouts, strict=False))
     held_out = dict(zip(names, layouts[len(names) :], strict=True))
     _warn(names, section, quotas, held_out, context)
@@ -180,14 +156,12 @@ def run(
         tuple(zip(*(layout.rows_per_phase for layout in train.values()), strict=True)),
         section.shard_rows or max(1, SHARD_BYTES // (length * DTYPES[dtype].itemsize)),
         tuple(candidates.most),
-        before,
-        candidates.ledger_bits,
     )
     parts = tuple(
         str(corpus["tokenize"] / tokens_name(shard))
         for corpus, shard in corpus_shards(inputs)
     )
-    placed, requests, used = place(
+    placed, requests = place(
         streams,
         layouts,
         shards,
@@ -208,7 +182,6 @@ def run(
         eos=tokenizer.eos,
         pad=tokenizer.pad,
         excluded=() if section.exclude is None else read_excluded(section.exclude),
-        excluded_later=tuple(_excluded_later(section.continues)),
     )
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
     results = run_tasks(
@@ -228,19 +201,7 @@ def run(
         names,
         out,
         planning,
-        None if used is None else used[0],
     )
-    if section.continues is not None and used is not None:
-        check_kept_rows(section.continues, out, entries)
-        train = {
-            name: replace(
-                layout,
-                documents=copies,
-                ends=(layout.row_tokens,),
-                tokens=layout.row_tokens + layout.tokens - layout.end,
-            )
-            for (name, layout), copies in zip(train.items(), used[1], strict=True)
-        }
     mixed = Mixed(
         counts,
         laid_out,
@@ -296,31 +257,7 @@ def _manifest(
     }
     if tables > 1:
         manifest["ledgers"] = tables
-    if section.continues is not None and shards.before is not None:
-        ends = [
-            exact(1.0 if phase.end is None else phase.end) for phase in section.phases
-        ]
-        manifest["format"] = FORMAT_CONTINUED
-        manifest["train"]["begun"] = [list(rows) for rows in shards.before.kept()[1]]
-        manifest["continues"] = section.continues.model_dump(
-            mode="json", exclude={"exclude"}
-        )
-        manifest["phase_ends"] = (
-            ends_of(summary.rows, [Phase(end, ()) for end in ends]) or None
-        )
     return manifest
-
-
-def _excluded_later(
-    section: Continues | None,
-) -> Iterator[tuple[tuple[bytes, ...], int]]:
-    """Ids excluded after the kept rows of each continued set, and the number of those
-    rows.
-    """
-    if section is not None:
-        yield from _excluded_later(section.continues)
-        if section.exclude is not None:
-            yield read_excluded(section.exclude), section.rows
 
 
 def _warn(

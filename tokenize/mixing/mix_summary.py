@@ -144,19 +144,16 @@ def describe(
     length = section.sequence_length
     train = mixed.train
     layouts = list(train.values())
-    tokens = sum(layout.row_tokens for layout in layouts)
+    tokens = sum(layout.end for layout in layouts)
     rows_per_phase = list(
         zip(*(layout.rows_per_phase for layout in layouts), strict=True)
     )
     realised = {}
     for name, layout in train.items():
-        cost = asdict(layout.cost)
-        if section.continues is not None:  # the cost includes rows that are passed over
-            cost |= {"rows": layout.rows, "tokens": layout.row_tokens}
         pass_tokens = mixed.pass_tokens[name]
         realised[name] = RealisedSource(
-            **(cost | {"documents": mixed.laid_out[name]}),
-            share=layout.row_tokens / tokens,
+            **(asdict(layout.cost) | {"documents": mixed.laid_out[name]}),
+            share=layout.end / tokens,
             available_tokens=pass_tokens,
             copies=layout.documents,
             epochs=round(layout.end / pass_tokens, 4) if pass_tokens else 0.0,
@@ -190,7 +187,7 @@ def describe(
                 "bytes": shard.text_bytes,
                 "documents": layout.documents,
                 "tokens": shard.entry["rows"] * length,
-                "cut_tokens": mixed.held_out_tokens[name] - layout.row_tokens,
+                "cut_tokens": mixed.held_out_tokens[name] - layout.end,
             }
             for (name, layout), shard in zip(
                 mixed.held_out.items(), mixed.validation, strict=True
@@ -244,9 +241,6 @@ def _phases(
     section: Mix,
 ) -> list[MixedPhase]:
     ends: list[float | None] = [phase.end for phase in section.phases] or [None]
-    if section.continues is not None:
-        passed = np.cumsum([sum(line) for line in quotas.rows])
-        ends = (passed / passed[-1]).tolist()
     tokens = list(zip(*(layout.tokens_per_phase for layout in layouts), strict=True))
     return [
         MixedPhase(

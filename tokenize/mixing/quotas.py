@@ -114,32 +114,21 @@ def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:
     )
 
 
-def ends_of(total: int, phases: Sequence[Phase]) -> list[int]:
-    """End of each phase in rows out of `total`: rounded to whole rows, halves up."""
-    return [int(phase.end * total + Fraction(1, 2)) for phase in phases]
-
-
-def rows_of_phases(total: int, phases: Sequence[Phase], kept: int = 0) -> list[int]:
-    """Rows of each phase out of `total`, not counting the first `kept` rows, which were
-    already read.
+def rows_of_phases(total: int, phases: Sequence[Phase]) -> list[int]:
+    """Rows of each phase out of `total`: their ends are rounded to whole rows, halves
+    up.
 
     Raises:
-        MixError: a phase that ends after the kept rows has no row.
+        MixError: a phase has no row.
     """
-    ends = ends_of(total, phases)
-    if kept and kept >= total:
+    ends = [int(phase.end * total + Fraction(1, 2)) for phase in phases]
+    rows = [end - begin for begin, end in pairwise([0, *ends])]
+    if 0 in rows:
         raise MixError(
-            f"mix.tokens are {total} rows, but {kept} of them were read already "
-            "(mix.continues); ask for more tokens"
+            f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of "
+            f"{total} rows; ask for more "
+            "tokens (mix.tokens), or move the `end` of a phase"
         )
-    rows = [max(end, kept) - max(begin, kept) for begin, end in pairwise([0, *ends])]
-    for number, end in zip(rows, ends, strict=True):
-        if not number and not 0 < end <= kept:
-            raise MixError(
-                f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of "
-                f"{total} rows; ask for more "
-                "tokens (mix.tokens), or move the `end` of a phase"
-            )
     return rows
 
 
@@ -207,50 +196,29 @@ class MixRequest:
         sequence_length: tokens per row.
         phases: in order, with their weights.
         supplies: source -> its supply, in the order of the weights.
-        kept: rows of each source in phases that were already read
-            (`continue_mixture.py`), which precede the others.
     """
 
     tokens: int
     sequence_length: int
     phases: Sequence[Phase]
     supplies: Mapping[str, Supply]
-    kept: Sequence[Sequence[int]] = ()
 
     def requested(self, total: int) -> Table:
         """Exact rows by phase and source of a set of `total` rows, from the weights
-        alone; without finished phases.
+        alone.
         """
-        rows = rows_of_phases(total, self.phases, sum(map(sum, self.kept)))
+        rows = rows_of_phases(total, self.phases)
         return [
-            *self._kept(),
-            *(
-                [phase_rows * share for share in phase.shares()]
-                for phase_rows, phase in zip(rows, self.phases, strict=True)
-                if phase_rows
-            ),
+            [phase_rows * share for share in phase.shares()]
+            for phase_rows, phase in zip(rows, self.phases, strict=True)
         ]
 
     def filled(self, total: int) -> Table:
         """Exact rows within the sources' limits (see `fill`)."""
-        requested = self.requested(total)[len(self.kept) :]
-        kept = self._kept()
-        read = column_sums(kept) or [Fraction(0)] * len(self.supplies)
+        requested = self.requested(total)
         shares = [[part / sum(line) for part in line] for line in requested]
-        least, most = (
-            [
-                max(0, number - int(have))
-                for number, have in zip(limits, read, strict=True)
-            ]
-            for limits in (self.least(), self.most())
-        )
-        return [
-            *kept,
-            *fill([int(sum(line)) for line in requested], shares, least, most),
-        ]
-
-    def _kept(self) -> Table:
-        return [[Fraction(number) for number in rows] for rows in self.kept]
+        rows = [int(sum(line)) for line in requested]
+        return fill(rows, shares, self.least(), self.most())
 
     def most(self) -> list[int]:
         """Most rows of each source."""
@@ -269,7 +237,6 @@ def plan_quotas(
     section: Mix,
     sources: Mapping[str, MixedSource],
     pass_tokens: Mapping[str, int],
-    kept: Sequence[Sequence[int]],
 ) -> Quotas:
     """Rows of each source in every phase, as the manifest requests them.
 
@@ -277,7 +244,6 @@ def plan_quotas(
         section: the mixture.
         sources: name -> its settings, in order.
         pass_tokens: source -> tokens of one pass over its training documents.
-        kept: see MixRequest.
 
     Raises:
         MixError: a share cannot be filled.
@@ -296,7 +262,6 @@ def plan_quotas(
             )
             for name, source in sources.items()
         },
-        kept,
     )
     return plan_rows(request, section.on_shortfall == "redistribute")
 
@@ -349,9 +314,7 @@ def _describe(request: MixRequest, rows: Sequence[int]) -> str:
     ]
     for number, (name, supply) in enumerate(request.supplies.items()):
         weight = f"weight {float(request.phases[0].weights[number]):g}"
-        if request.kept:
-            weight = "what was read of it, and its weight,"
-        elif len(request.phases) > 1:
+        if len(request.phases) > 1:
             weight = f"its share of {len(request.phases)} phases"
         asks = f"  {name}: {weight} asks for {rows[number] * length} tokens, but "
         if rows[number] > supply.most_rows(length):
@@ -407,22 +370,15 @@ def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
     other_weights = sum(weights) - weights[number]
     most = supply.most_rows(length)
     other_rows = sum(rows) - most
-    if (
-        len(request.phases) == 1
-        and not request.kept
-        and other_weights
-        and other_rows > 0
-    ):
+    if len(request.phases) == 1 and other_weights and other_rows > 0:
         weight = floor(other_weights * most / other_rows * 1000) / 1000
         remedy += f", or lower its weight to {weight:g}"
     return remedy
 
 
 def _most_tokens(request: MixRequest) -> int:
-    """Largest mixture that the weights allow; 0 if there is none, or with minimums or
-    kept rows.
-    """
-    if any(request.least()) or request.kept:
+    """Largest mixture that the weights allow; 0 if there is none, or with minimums."""
+    if any(request.least()):
         return 0
     ends = [Fraction(0), *(phase.end for phase in request.phases)]
     shares = column_sums(

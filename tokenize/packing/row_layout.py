@@ -25,8 +25,6 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.schema.mix import Mix
-from gristmill.tokenize.document_sampling import leading
-from gristmill.tokenize.mixing.continue_mixture import USED, USED_SCHEMA, Before
 from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.mixing.send_tokens import WANTED, wanted_of
 from gristmill.tokenize.mixing.streams import (
@@ -87,7 +85,6 @@ class Layout:
     Attributes:
         ends: end of each phase in the stream.
         rows_per_phase: rows of each phase.
-        tokens_per_phase: document tokens in these rows.
         documents: number of entries taken from the stream.
         tokens: tokens up to the end of the last entry taken.
         cost: of the packing.
@@ -95,7 +92,6 @@ class Layout:
 
     ends: tuple[int, ...]
     rows_per_phase: tuple[int, ...]
-    tokens_per_phase: tuple[int, ...]
     documents: int
     tokens: int
     cost: PackingCost
@@ -111,9 +107,9 @@ class Layout:
         return sum(self.rows_per_phase)
 
     @property
-    def row_tokens(self) -> int:
-        """Document tokens in all rows."""
-        return sum(self.tokens_per_phase)
+    def tokens_per_phase(self) -> list[int]:
+        """Document tokens in the rows of each phase."""
+        return _differences(self.ends)
 
 
 def find_ends(
@@ -121,18 +117,14 @@ def find_ends(
     section: Mix,
     quotas: Quotas,
     context: Context,
-    before: Before | None,
 ) -> tuple[Streams, list[list[int]]]:
     """Find the end of each phase in each source's stream, adding passes to streams that
     are too short.
-
-    For a mixture that continues a set, the ends include the rows that are passed over.
     """
-    ends = list[list[int]]()
-    for number, rows in enumerate(zip(*quotas.rows, strict=True)):
-        if before is not None:
-            rows = (max(sum(rows), before.reach(number)),)
-        ends.append((np.cumsum(rows) * section.sequence_length).tolist())
+    ends = [
+        (np.cumsum(rows) * section.sequence_length).tolist()
+        for rows in zip(*quotas.rows, strict=True)
+    ]
     while short_streams := [
         stream
         for stream, stream_ends in enumerate(ends)
@@ -147,7 +139,6 @@ def lay_out(
     ends: Sequence[Sequence[int]],
     held_out: Sequence[int],
     section: Mix,
-    quotas: Quotas,
     context: Context,
 ) -> list[Layout]:
     """Pack every stream into rows: the training streams of all sources, then their
@@ -158,21 +149,11 @@ def lay_out(
         ends: of each source's training stream, by phase.
         held_out: end of each source's held-out stream.
         section: the mixture.
-        quotas: rows of each source, by phase.
         context: of the jobs.
     """
     length = section.sequence_length
     save(context.work / "plan", "bases", streams.bases)
     all_ends = [*map(list, ends), *([end] for end in held_out)]
-    # Document tokens by phase; the ends of a set that continues another include rows
-    # that are passed over.
-    tokens = [
-        *(
-            [rows * length for rows in column]
-            for column in zip(*quotas.rows, strict=True)
-        ),
-        *all_ends[len(ends) :],
-    ]
     tasks = [
         Task(f"{stream:05d}", {"stream": stream, "ends": stream_ends})
         for stream, stream_ends in enumerate(all_ends)
@@ -188,16 +169,20 @@ def lay_out(
     return [
         Layout(
             tuple(stream_ends),
-            tuple(result["rows"] or [number // length for number in stream_tokens]),
-            tuple(stream_tokens),
+            tuple(
+                result["rows"]
+                or [tokens // length for tokens in _differences(stream_ends)]
+            ),
             result["cost"]["documents"],
             result["tokens"],
             PackingCost(**result["cost"]),
         )
-        for stream_ends, stream_tokens, result in zip(
-            all_ends, tokens, results, strict=True
-        )
+        for stream_ends, result in zip(all_ends, results, strict=True)
     ]
+
+
+def _differences(ends: Sequence[int]) -> list[int]:
+    return [end - begin for begin, end in pairwise([0, *ends])]
 
 
 def streams_for_workers(streams: Streams) -> Streams:
@@ -257,8 +242,6 @@ class Shards:
         phases: training rows of each source, by phase.
         shard_rows: rows of a training shard.
         copies: of each source, the most copies of a document in one pass.
-        before: the set that is continued, whose kept rows are the first phases.
-        ledger_bits: see `Candidates`.
     """
 
     seed: int
@@ -266,8 +249,6 @@ class Shards:
     phases: tuple[tuple[int, ...], ...]
     shard_rows: int
     copies: tuple[int, ...]
-    before: Before | None = None
-    ledger_bits: int = 0
 
     @property
     def training(self) -> int:
@@ -286,8 +267,7 @@ class Shards:
         merged with the other sources.
 
         Within a phase, the rows of a source are permuted by a key, then the sources are
-        merged (`shuffle.py`). In a set that continues another, rows are ordered by their
-        numbers (`continue_mixture.py`); rows that are passed over get -1.
+        merged (`shuffle.py`).
         """
         if not len(rows):
             return rows
@@ -296,23 +276,15 @@ class Shards:
         repeats = high - low < len(rows)
         numbers = np.arange(low, high) if repeats else rows
         name = self.sources[source]
-        kept_rows: Sequence[Sequence[int]] = ()
-        if self.before is not None:
-            numbers = self.before.numbers(source, name, numbers, self.seed)
-            kept_rows = self.before.kept()[1]
         begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
         ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
         phases = np.searchsorted(begins, numbers, side="right") - 1
-        places = np.full(len(numbers), -1)
-        for phase in np.unique(phases[phases < len(self.phases)]).tolist():
+        places = np.empty(len(numbers), np.int64)
+        for phase in np.unique(phases).tolist():
             selection = np.flatnonzero(phases == phase)
-            within = numbers[selection] - begins[phase]
-            counts: Sequence[int] = self.phases[phase]
-            if phase < len(kept_rows):
-                counts = kept_rows[phase]
-            else:
-                key = order_key(self.seed, "mix", "rows", *phase_parts(phase), name)
-                within = permute(within, counts[source], key)
+            counts = self.phases[phase]
+            key = order_key(self.seed, "mix", "rows", *phase_parts(phase), name)
+            within = permute(numbers[selection] - begins[phase], counts[source], key)
             places[selection] = ends[phase] + rank(counts, source, within)
         return places[rows - low] if repeats else places
 
@@ -325,7 +297,7 @@ def place(
     parts: int,
     context: Context,
     rearranging: Rearranging | None = None,
-) -> tuple[Shuffled, Shuffled | None, tuple[Shuffled, list[int]] | None]:
+) -> tuple[Shuffled, Shuffled | None]:
     """Send the pieces of all segments to their shards, in stream order.
 
     Args:
@@ -334,9 +306,7 @@ def place(
         rearranging: selection of rearranged documents.
 
     Returns:
-        the pieces, the requests, and for a set that continues another: the documents in
-        training rows (USED_SCHEMA) by the leading bits of their ids, and of each source
-        the entries of its stream with at least one token in a row.
+        the pieces and the requests.
     """
     bases = streams.bases
     ends = np.array([layout.end for layout in layouts])
@@ -359,31 +329,8 @@ def place(
     partitions = {PLACE_JOB: shards.number}
     if parts:
         partitions[WANTED] = parts
-    if shards.before is not None:
-        partitions[USED] = 1 << shards.ledger_bits
-    results, sent = run_shuffle(
-        PLACE_JOB, tasks, process, context, partitions, direct=True
-    )
-    used = None
-    if shards.before is not None:
-        copies = np.sum([result["copies"] for result in results], axis=0).tolist()
-        used = (sent[USED], copies)
-    return sent[PLACE_JOB], sent.get(WANTED), used
-
-
-def used_of(
-    pieces: pa.Table, target: np.ndarray, shards: Shards
-) -> tuple[Sent, list[int]]:
-    """Documents of a segment with pieces in training shards, and the number of their
-    entries by source.
-    """
-    training_pieces = pieces.filter(pa.array(target < shards.training))
-    entries = training_pieces.group_by(["source", "high", "low", "copy"]).aggregate([])
-    copies = np.bincount(entries["source"].to_numpy(), minlength=len(shards.sources))
-    documents = entries.group_by(USED_SCHEMA.names).aggregate([])
-    documents = documents.select(USED_SCHEMA.names).cast(USED_SCHEMA)
-    partitions = leading(documents["high"].to_numpy(), shards.ledger_bits)
-    return Sent(USED, documents.combine_chunks(), partitions), copies.tolist()
+    _, sent = run_shuffle(PLACE_JOB, tasks, process, context, partitions, direct=True)
+    return sent[PLACE_JOB], sent.get(WANTED)
 
 
 def place_segment(
@@ -407,13 +354,9 @@ def place_segment(
     pieces = [_pieces_of(task, streams, shards, packing, ends, plan, rearranging)]
     if sends:
         yield wanted_of(*pieces[0])
-    copies: list[int] = []
-    if shards.before is not None:
-        sent, copies = used_of(*pieces[0], shards)
-        yield sent
     # frees the pieces while the receiver sorts them
     yield Sent(PLACE_JOB, *pieces.pop())
-    return Done([], {"copies": copies})
+    return Done()
 
 
 def _pieces_of(
@@ -451,12 +394,6 @@ def _pieces_of(
             row = pieces.row
             if trains:
                 places = shards.places(source, pieces.row)
-                if (places < 0).any():
-                    is_placed = places >= 0
-                    pieces = Pieces(
-                        *(column[is_placed] for column in vars(pieces).values())
-                    )
-                    places = places[is_placed]
                 target, row = np.divmod(places, shards.shard_rows)
             runs = None
             if rearranging is not None:

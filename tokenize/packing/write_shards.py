@@ -53,8 +53,6 @@ class RowPlan:
         eos: id that ends a document.
         pad: id that fills the end of an incomplete row.
         excluded: ids of documents whose rows are emptied.
-        excluded_later: ids of documents whose rows are emptied from some row on, and
-            that row.
     """
 
     placed: Shuffled
@@ -65,7 +63,6 @@ class RowPlan:
     eos: int
     pad: int
     excluded: tuple[bytes, ...] = ()
-    excluded_later: tuple[tuple[tuple[bytes, ...], int], ...] = ()
     sent: Shuffled | None = None
     """Tokens of each shard if workers do not read the parts (`send_tokens.py`)."""
 
@@ -112,9 +109,7 @@ def write_train_shard(task: Task, plan: RowPlan) -> Done:
     rows = task.payload["rows"]
     contents = read_contents(plan, task.payload["partition"], rows)
     path = as_path(plan.out) / task.payload["file"]
-    emptied = EmptiedRows(
-        contents.table(first), first, plan.excluded, plan.pad, plan.excluded_later
-    )
+    emptied = EmptiedRows(contents.table(first), first, plan.excluded, plan.pad)
     blocks = emptied.blocks(blocks_of(plan, contents, rows))
     entry = emptied.describe(write_blocks(path, blocks, emptied.pieces, first))
     return Done(files_of(path), asdict(WrittenShard(entry, emptied.touched)))
