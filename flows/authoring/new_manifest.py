@@ -113,7 +113,7 @@ def read_tokenizer(path: Path, manifest_path: str) -> GivenTokenizer:
 
 @dataclass(frozen=True)
 class Wishes:
-    """Answers of the user.
+    """Options of `gristmill new`.
 
     Attributes:
         name: name of the run.
@@ -156,7 +156,7 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     """Return the text of a manifest, after validating it.
 
     Args:
-        wishes: answers of the user.
+        wishes: options of the command.
         looks: findings about every source.
         file: its future path; relative paths of sources are relative to its folder.
 

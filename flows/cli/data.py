@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Abort, Argument, Exit, Option, Typer, confirm, echo, prompt
+from typer import Argument, Exit, Option, Typer, echo
 
 from gristmill.core.secrets import mask_text
 from gristmill.flows.cli.application import (
@@ -56,7 +55,7 @@ def new(
             metavar="[NAME=]PATH",
             help=(
                 "Data to look at: a file, glob, folder or URL; may be given several "
-                "times. Without it, you are prompted."
+                "times."
             ),
         ),
     ] = None,
@@ -103,11 +102,11 @@ def new(
         write_manifest,
     )
 
-    is_interactive = not source
+    if not source:
+        fail("nothing was written; give the data: gristmill new --source PATH")
     looks: dict[str, Look] = {}
     paths: dict[str, str] = {}
-
-    def add_source(path_option: str) -> None:
+    for path_option in source:
         prefix, equals, given_path = path_option.partition("=")
         # `s3://bucket/a=b/*` has an equals sign too, but no name before it.
         has_name = bool(equals) and "/" not in prefix
@@ -122,41 +121,25 @@ def new(
         looks[label] = look_at(label, anchored(path))
         paths[label] = path
         echo(f"{label}: {looks[label].describe()}")
-
-    try:
-        for path_option in source or []:
-            add_source(path_option)
-        if is_interactive:
-            ask_for_sources(add_source)
-            name = name or prompt("Name of the run", default=next(iter(looks)))
-            if not language:
-                question = "Languages to keep, e.g. en de (empty for all)"
-                language = prompt(question, default="", show_default=False).split()
-            train = train and confirm("Train a model?", default=True)
-        name = name or next(iter(looks))
-        target = file or Path(f"{name}.yaml")
-        vocabulary = None
-        if tokenizer is not None:
-            vocabulary = read_tokenizer(
-                tokenizer.expanduser(), path_in(target, str(tokenizer))
-            )
-        wishes = Wishes(
-            name,
-            language or [],
-            tokens,
-            train,
-            language_model and anchored(language_model),
-            vocabulary,
+    name = name or next(iter(looks))
+    target = file or Path(f"{name}.yaml")
+    vocabulary = None
+    if tokenizer is not None:
+        vocabulary = read_tokenizer(
+            tokenizer.expanduser(), path_in(target, str(tokenizer))
         )
-        sources = {
-            label: place_in(target, path, looks[label]) for label, path in paths.items()
-        }
-        text = write_manifest(wishes, sources, str(target))
-    except Abort:
-        fail(
-            "nothing was written; to skip the questions, give the data: gristmill "
-            "new --source PATH"
-        )
+    wishes = Wishes(
+        name,
+        language or [],
+        tokens,
+        train,
+        language_model and anchored(language_model),
+        vocabulary,
+    )
+    sources = {
+        label: place_in(target, path, looks[label]) for label, path in paths.items()
+    }
+    text = write_manifest(wishes, sources, str(target))
     save_manifest(target, text)
     echo(f"\nwritten: {target}\n{NEXT_STEPS.format(target=target)}")
 
@@ -197,23 +180,6 @@ def save_manifest(target: Path, text: str) -> None:
             f"{target} cannot be written: {(error.strerror or str(error)).lower()}; "
             "name another file"
         )
-
-
-def ask_for_sources(add_source: Callable[[str], None]) -> None:
-    """Prompt for paths until an empty answer follows at least one source; unreadable
-    paths are prompted for again.
-    """
-    from gristmill.dataprep.readers.sources import SourceError
-
-    question = "Where is your data? (file, glob, folder or URL)"
-    default: str | None = None
-    while path := prompt(question, default=default, show_default=False):
-        try:
-            add_source(path)
-            question = "More data? (empty: no)"
-            default = ""
-        except SourceError as error:
-            echo(f"  {error}")
 
 
 @app.command()

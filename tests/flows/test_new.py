@@ -69,8 +69,8 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def run_new(*arguments: str, answers: str = "") -> Result:
-    return CliRunner().invoke(app, ["new", *arguments], input=answers)
+def run_new(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["new", *arguments])
 
 
 def test_manifest_is_written_for_three_kinds_of_data(
@@ -141,26 +141,6 @@ def test_mixture_tokens_include_all_allowed_epochs(data: Path, tmp_path: Path) -
     assert manifest.mix is not None
     assert manifest.sources["a"].max_epochs == 4
     assert manifest.mix.tokens == pytest.approx(10_000_000 / 4 * 0.2 * 4, rel=0.01)
-
-
-@pytest.mark.slow
-def test_new_asks_questions_without_source_option(data: Path, tmp_path: Path) -> None:
-    file = tmp_path / "asked.yaml"
-    answers = f"{data / 'nothing'}\n{data / 'books.parquet'}\n\nfirst\n\nn\n"
-    result = run_new(str(file), answers=answers)
-    assert result.exit_code == 0, result.output
-    assert "nothing does not exist; correct its path" in result.output
-    manifest = load_manifest(file)
-    assert (manifest.name, list(manifest.sources), manifest.pretrain) == (
-        "first",
-        ["books"],
-        None,
-    )
-    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup"]
-    assert manifest.prepare[0].langid is not None
-    assert manifest.prepare[0].langid.keep == {"*": 0.0}, (
-        "without --language no language is dropped"
-    )
 
 
 def test_books_are_split_and_url_fields_become_ids(tmp_path: Path) -> None:

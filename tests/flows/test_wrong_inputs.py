@@ -264,7 +264,7 @@ ANSWERS = {
     "demo --until tokeniser": "no such stage: 'tokeniser', did you mean 'tokenizer'?",
     "run recipe:finweb": "no recipe is called 'finweb', did you mean 'fineweb'?",
     "new good.yaml --source a.txt": "good.yaml exists and was not changed",
-    "new x.yaml": "to skip the questions, give the data",
+    "new x.yaml": "give the data: gristmill new --source PATH",
     "new x.yaml --source absent": "absent does not exist; correct its path",
     "new x.yaml --source=": "--source '': give a path, or NAME=PATH",
     "new x.yaml --source =a.txt": "--source '=a.txt': give a path, or NAME=PATH",
