@@ -1,13 +1,12 @@
 """`gristmill plan --predict`: time, memory and disk of every stage, measured on samples
 or taken from past runs.
 
-Each preparing stage is run on a sample and, if time allows, on a larger one. The model
-is: time = fixed + slope x text, memory = fixed + slope x shard size (a stage holds a
-few shards at a time, never the corpus), disk proportional to text. With one sample, the
-slope is the pace of its shards. A stage is assumed to drop the same share of the whole
-as of the sample. Stages that a sample of documents cannot measure (training) are taken
-from the newest output of the same manifest in the store; without one, the prediction
-says so.
+Each preparing stage is run on a sample and on a larger one. The model is: time = fixed
++ slope x text, memory = fixed + slope x shard size (a stage holds a few shards at a
+time, never the corpus), disk proportional to text. A stage is assumed to drop the same
+share of the whole as of the sample. Stages that a sample of documents cannot measure
+(training) are taken from the newest output of the same manifest in the store; without
+one, the prediction says so.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.quantities import duration, size
 from gristmill.flows.planning.sampled_sources import take_sample
-from gristmill.flows.running.events import RunEvent, StageProgress, StageStarted
 from gristmill.flows.running.memory_advice import available_memory
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
@@ -54,44 +52,15 @@ OF_SAMPLES = "not measurable on a sample; an earlier run in this store is needed
 
 @dataclass(frozen=True)
 class Measured:
-    """Cost of a stage on one sample: seconds, peak memory in bytes, bytes written.
-
-    `work_seconds` is the part of the time spent on its shards.
-    """
+    """Cost of a stage on one sample: seconds, peak memory in bytes, bytes written."""
 
     seconds: float
     memory_bytes: int
     disk_bytes: int
-    work_seconds: float = 0.0
 
 
 class OutOfTimeError(Exception):
     """The samples have reached their time limit."""
-
-
-class ShardClock:
-    """Subscriber that records when the shards of a stage were done."""
-
-    def __init__(self) -> None:
-        self._done: dict[str, list[tuple[float, float]]] = {}
-
-    def work_seconds(self) -> float:
-        """Return the time of the stage's jobs from shard to shard, extrapolated to
-        include the first ones.
-        """
-        spans = [
-            (times[-1][0] - times[0][0]) * times[-1][1] / (times[-1][1] - times[0][1])
-            for times in self._done.values()
-            if times[-1][1] > times[0][1]
-        ]
-        return sum(spans)
-
-    def __call__(self, event: RunEvent) -> None:
-        """Note the progress of a stage."""
-        if isinstance(event, StageStarted):
-            self._done = {}
-        elif isinstance(event, StageProgress) and event.done:
-            self._done.setdefault(event.job, []).append((time.monotonic(), event.done))
 
 
 @dataclass(frozen=True)
@@ -217,23 +186,17 @@ def _run_samples(
 ) -> tuple[SampleRun, SampleRun]:
     """Measure two samples; larger ones if a source's first document does not fit into
     its part.
-
-    The second is left empty if the remaining time would not suffice.
     """
     for growth in range(MOST_GROWTH + 1):
         larger_bytes = sample_bytes * LARGER**growth
         with tempfile.TemporaryDirectory(prefix="gristmill-predict-") as folder:
-            started = time.monotonic()
             small_folder, large_folder = Path(folder) / "small", Path(folder) / "large"
             small = _run_sample(
                 session, small_folder, larger_bytes // LARGER, deadline, False
             )
-            now = time.monotonic()
-            if INGEST in small.errors and growth < MOST_GROWTH and now < deadline:
+            may_grow = growth < MOST_GROWTH and time.monotonic() < deadline
+            if INGEST in small.errors and may_grow:
                 continue
-            work = sum(measured.work_seconds for measured in small.stages.values())
-            if now - started + (LARGER - 1) * work > deadline - now:
-                return small, SampleRun(0.0, 0.0, 0, {}, {})
             large = _run_sample(session, large_folder, larger_bytes, deadline, True)
             return small, large
     raise AssertionError("the last round always returns")
@@ -279,8 +242,7 @@ def _run_sample(
     store = Store.at(folder / "store")
     plan = make_plan(manifest)
     opened = Session(manifest, session.manifest_file, [], store, None, plan)
-    clock = ShardClock()
-    runner = opened.runner(clock)
+    runner = opened.runner(lambda event: None)
     stages: dict[str, Measured] = {}
     errors: dict[str, str] = {}
     in_sample = in_all = 0.0
@@ -297,11 +259,7 @@ def _run_sample(
             )
             break
         measured = outcome.folder.manifest()
-        stages[stage] = Measured(
-            measured["seconds"],
-            *_memory_and_disk(measured),
-            min(clock.work_seconds(), measured["seconds"]),
-        )
+        stages[stage] = Measured(measured["seconds"], *_memory_and_disk(measured))
         if stage == INGEST:
             for name, counts in measured["summary"]["counts"]["sources"].items():
                 in_sample += counts["bytes_kept"]
@@ -341,29 +299,12 @@ def interrupted_at(deadline: float) -> Iterator[None]:
 def from_samples(
     name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int
 ) -> PredictedStage | UnpredictedStage:
-    """Return a preparing stage's figures from both samples, from one, or the error."""
+    """Return a preparing stage's figures from both samples, or the error."""
     if name in small.stages and name in large.stages:
         return extrapolate(name, small, large, whole, shard_bytes)
-    for run in (small, large):
-        if name in run.stages:
-            return from_one_sample(name, run, whole)
     errors = {**small.errors, **large.errors}
     first_error = next(iter(errors.values()), "the sample ended")
     return UnpredictedStage(name, errors.get(name) or f"not reached: {first_error}")
-
-
-def from_one_sample(name: str, run: SampleRun, whole: float) -> PredictedStage:
-    """Extrapolate by the pace of one sample's shards; memory is the sample's, a lower
-    bound.
-    """
-    measured, factor = run.stages[name], whole / max(run.text, 1.0)
-    return PredictedStage(
-        name,
-        measured.seconds + measured.work_seconds * (factor - 1),
-        measured.memory_bytes,
-        int(measured.disk_bytes * factor),
-        "one sample",
-    )
 
 
 def _of_past(session: Session, name: str) -> PredictedStage | UnpredictedStage:

@@ -17,7 +17,6 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.planning import predict
 from gristmill.flows.planning.predict import Measured
 from gristmill.flows.planning.sampled_sources import take_sample
-from gristmill.flows.running.events import StageProgress
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.manifest import Manifest
@@ -105,35 +104,6 @@ def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
     assert row.seconds == pytest.approx(2.0 + 1e9 * 1e-6)
     assert row.memory_bytes == pytest.approx(330e6 + 100 * 15.6e6)
     assert row.disk_bytes == pytest.approx(1e6)
-
-
-def test_single_sample_is_extrapolated_by_shard_speed() -> None:
-    """Ten seconds, 4 of them for shards: 100 times the text takes 6 + 400 s."""
-    sample = predict.SampleRun(
-        1e6, 1e8, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {}
-    )
-    row = predict.from_one_sample("filter", sample, 1e8)
-    assert (row.seconds, row.memory_bytes, row.disk_bytes) == (
-        pytest.approx(406.0),
-        300_000_000,
-        100_000,
-    )
-    empty_sample = predict.SampleRun(0.0, 0.0, 0, {}, {})
-    assert predict.from_samples("filter", sample, empty_sample, 1e8, 1) == row
-
-
-def test_the_work_of_a_stage_is_counted_from_shard_to_shard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first of eight shards is done after 3 s and the last 7 s later: one second
-    each; then a second job.
-    """
-    times = iter([3.0, 6.0, 10.0, 20.0, 22.0])
-    monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
-    watch = predict.ShardClock()
-    for job, done in (("a", 1), ("a", 4), ("a", 8), ("b", 1), ("b", 2)):
-        watch(StageProgress(None, done, 8, "shards", job))  # type: ignore[arg-type]
-    assert watch.work_seconds() == pytest.approx(8.0 + 4.0)
 
 
 def test_no_stage_starts_after_the_time_limit_and_each_has_a_figure_or_reason(
