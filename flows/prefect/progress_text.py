@@ -4,7 +4,7 @@ log lines in Prefect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gristmill.flows.running.events import StageProgress
 
@@ -86,7 +86,7 @@ class LineBudget:
 
     available: float = BURST_LINES
     last: float | None = None
-    held_back: int = field(default=0)
+    held_back: int = 0
 
     def allows(self, now: float) -> bool:
         """True if one more line may be shown now."""
