@@ -200,14 +200,19 @@ def run(
         "training_pairs": int((~is_out).sum()),
         "held_out_pairs": len(before),
         "margins": margins,
-        "held_out": {
-            "reward_accuracy_before": reward_accuracy(before, before),
-            "reward_accuracy": reward_accuracy(after, before),
-            "reward_accuracy_interval": share_with_interval(gained_more(after, before)),
-            "chosen_more_likely_before": more_likely(before),
-            "chosen_more_likely": more_likely(after),
-            "chosen_more_likely_interval": share_with_interval(
-                after[:, 0] > after[:, 1]
-            ),
-        },
+        "held_out": held_out_effect(before, after),
+    }
+
+
+def held_out_effect(before: np.ndarray, after: np.ndarray) -> HeldOutPairs:
+    """Measurements of n held-out pairs, from the log-probabilities of both answers
+    before and after the training: (n, 2) each, chosen first.
+    """
+    return {
+        "reward_accuracy_before": reward_accuracy(before, before),
+        "reward_accuracy": reward_accuracy(after, before),
+        "reward_accuracy_interval": share_with_interval(gained_more(after, before)),
+        "chosen_more_likely_before": more_likely(before),
+        "chosen_more_likely": more_likely(after),
+        "chosen_more_likely_interval": share_with_interval(after[:, 0] > after[:, 1]),
     }
