@@ -4,19 +4,17 @@ report's path and questions to ask.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from gristmill.dataprep.documents import open_table, shard_names
-from gristmill.dataprep.whatif_thresholds import Rule, short_name
-from gristmill.flows.pages.page_elements import ByName, Table, table
+from gristmill.dataprep.whatif_thresholds import short_name
+from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table, section
 from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.questions.threshold_samples import stored_rules
 from gristmill.flows.report.evaluation import held_out_tables, some_samples
 from gristmill.flows.report.facts import (
     Facts,
@@ -35,16 +33,13 @@ from gristmill.flows.report.mixture import (
     packing_table,
 )
 from gristmill.flows.report.stage_summaries import (
-    StageCounts,
     Tokenized,
 )
 from gristmill.flows.report.training import EFFECT_COLUMNS, effect_rows, loss_rows
 from gristmill.flows.running.session import Session
-from gristmill.mixtures.loader import short_key
 from gristmill.mixtures.schema.sources import INGEST
 
 SAMPLE_CHARS = 240
-BAR_WIDTH = 40
 NOTED_FILES, NOTED_KINDS = 3, 5
 """Most damaged files, and kinds of skipped records, that a note names."""
 QUESTIONS = 3
@@ -72,9 +67,7 @@ def print_summary(session: Session, run: Path, console: Console) -> None:
 
 
 def print_funnel(facts: Facts, console: Console) -> None:
-    """Documents and bytes through the preparing stages, with the rules that dropped
-    most.
-    """
+    """Documents through the preparing stages, with the rules that dropped most."""
     if not facts.funnel:
         return
     rows = []
@@ -84,7 +77,6 @@ def print_funnel(facts: Facts, console: Console) -> None:
         rows.append([row.stage, row.read, row.kept, row.bytes_kept / 1e6, dropped])
     columns = {"read": ",", "kept": ",", "MB kept": ".1f", "dropped most by": ""}
     print_table(console, table({"stage": "", **columns}, rows), "Documents")
-    draw_funnel(facts.funnel, console)
     _print_notes(console, [reading_note(facts), *eaten_sources(facts.funnel)], "yellow")
     _print_notes(console, [skipped_note(facts)])
 
@@ -126,24 +118,6 @@ def _print_notes(
 ) -> None:
     for note in filter(None, notes):
         console.print(Text(note, style=style))
-
-
-def draw_funnel(rows: Sequence[StageCounts], console: Console) -> None:
-    """A bar for each stage, as long as the share of all documents that it kept."""
-    read, last = rows[0].read, rows[-1].kept
-    if len(rows) == 1 or not read or last == read:
-        return
-    width = min(BAR_WIDTH, console.width - max(len(row.stage) for row in rows) - 8)
-    is_unicode = console.encoding.lower().startswith("utf")
-    full, parts = ("█", ("", *"▏▎▍▌▋▊▉")) if is_unicode else ("#", ("",))
-    lines = []
-    for row in rows:
-        share = row.kept / read
-        cells, remainder = divmod(round(share * width * len(parts)), len(parts))
-        bar = (full * cells + parts[remainder]).ljust(width)
-        lines.append([row.stage, bar, f"{share:.0%}"])
-    console.print()
-    print_table(console, Table(["", "", ""], lines, {2}))
 
 
 def print_tokens(facts: Facts, console: Console) -> None:
@@ -217,11 +191,8 @@ def next_questions(session: Session, facts: Facts) -> dict[str, str]:
     document = example_document(session)
     if document is not None:
         commands["Why was this document kept or dropped?"] = ("explain", document)
-    inputs = committed_inputs(session)
-    rules = stored_rules(session, inputs) if INGEST in inputs else {}
-    setting = looser_setting(rules, facts.summaries)
-    if setting is not None:
-        commands["What would another threshold keep?"] = ("whatif", "--set", setting)
+    if any(facts.step(name).rules for name in session.manifest.steps):
+        commands["What would other thresholds keep?"] = ("whatif",)
     if "pretrain" in facts.training:
         commands["What did a step of the training read?"] = ("trace", "--step", "1")
     if len(commands) < QUESTIONS:
@@ -231,48 +202,11 @@ def next_questions(session: Session, facts: Facts) -> dict[str, str]:
     }
 
 
-def looser_setting(
-    rules_by_step: ByName[Sequence[Rule]], summaries: ByName[ByName[object]]
-) -> str | None:
-    """A setting for `whatif`: the threshold that dropped most documents, half as
-    strict.
-
-    Args:
-        rules_by_step: step -> rules that can be replayed.
-        summaries: of the steps.
-    """
-    dropping = []
-    for step, rules in rules_by_step.items():
-        for rule in rules:
-            dropped = rule.dropped(summaries.get(step, {}))
-            least = isinstance(rule.bound, int)  # 1 cannot be halved
-            if dropped and isinstance(rule.bound, int | float) and rule.bound > least:
-                dropping.append((dropped, rule.label, rule))
-    if not dropping:
-        return None
-    *_, rule = max(dropping, key=itemgetter(0, 1))
-    looser = rule.bound * (1.5 if rule.side == "max" else 0.5)
-    if rule.side == "max" and rule.bound <= 1:
-        looser = min(looser, 1.0)  # a share is 1 at most
-    value = f"{looser:.3g}"
-    if isinstance(rule.bound, int):
-        value = str(max(round(looser), 1))
-    return f"{short_key(rule.key)}={value}"
-
-
 def example_document(session: Session) -> str | None:
-    """The id of a near-duplicate, or else of the first document: one that is worth
-    explaining.
-    """
+    """The id of the first document."""
     inputs = committed_inputs(session)
-    tables = []
-    if "dedup" in inputs and (inputs["dedup"] / "clusters.parquet").exists():
-        tables.append((inputs["dedup"] / "clusters.parquet", "member"))
-    if INGEST in inputs:
-        names = shard_names(inputs[INGEST])[:1]
-        tables += [(inputs[INGEST] / name, "id") for name in names]
-    for path, column in tables:
-        with open_table(path) as file:
-            for batch in file.iter_batches(1, columns=[column], use_threads=False):
-                return str(batch[column][0].as_py().hex()[:16])
+    for name in shard_names(inputs[INGEST])[:1] if INGEST in inputs else ():
+        with open_table(inputs[INGEST] / name) as file:
+            for batch in file.iter_batches(1, columns=["id"], use_threads=False):
+                return str(batch["id"][0].as_py().hex()[:16])
     return None

@@ -1,77 +1,19 @@
-"""The summary printed at a run's end: a picture of the funnel, the effect of each
-training, and a question to try next.
-"""
+"""The summary printed at a run's end: the effect of each training."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from gristmill.dataprep.whatif_thresholds import Rule
 from gristmill.flows.report.facts import Facts
-from gristmill.flows.report.stage_summaries import StageCounts, read_as
-from gristmill.flows.report.terminal_summary import (
-    draw_funnel,
-    looser_setting,
-    print_losses,
-)
+from gristmill.flows.report.terminal_summary import print_losses
 from gristmill.flows.report.training import EFFECT_COLUMNS, effect_rows
 from tests.flows.rendered import facts_of
 
 SHARES = {"units": 60, "value": 0.7, "low": 0.57, "high": 0.8}
-
-
-def drawn(
-    rows: list[dict[str, Any]], encoding: str = "utf-8", width: int = 80
-) -> list[str]:
-    sink = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    console = Console(file=sink, width=width)
-    draw_funnel(read_as(list[StageCounts], rows), console)
-    sink.flush()
-    return [
-        line.rstrip()
-        for line in sink.buffer.getvalue().decode(encoding).splitlines()
-        if line.strip()
-    ]  # type: ignore[attr-defined]
-
-
-def test_funnel_bars_are_proportional_to_kept_documents() -> None:
-    rows = [
-        {"stage": "ingest", "read": 200, "kept": 200},
-        {"stage": "filter", "read": 200, "kept": 101},
-        {"stage": "dedup", "read": 101, "kept": 50},
-    ]
-    full_bar, half_bar, quarter_bar = (line.split()[1] for line in drawn(rows))
-    # 20.2 and 10 of 40 characters
-    assert [len(bar) for bar in (full_bar, half_bar, quarter_bar)] == [40, 21, 10]
-    assert half_bar == "█" * 20 + "▎"  # two eighths of a character
-    assert [line.split()[-1] for line in drawn(rows)] == ["100%", "50%", "25%"]
-    assert [line.split()[1] for line in drawn(rows, "ascii")] == [
-        "#" * 40,
-        "#" * 20,
-        "#" * 10,
-    ]
-    assert max(map(len, drawn(rows, width=40))) <= 40
-
-
-def test_funnel_without_drops_is_not_drawn() -> None:
-    assert drawn([{"stage": "ingest", "read": 10, "kept": 10}]) == []
-    assert (
-        drawn(
-            [{"stage": stage, "read": 10, "kept": 10} for stage in ("ingest", "filter")]
-        )
-        == []
-    )
-    assert (
-        drawn(
-            [{"stage": stage, "read": 0, "kept": 0} for stage in ("ingest", "filter")]
-        )
-        == []
-    )
 
 
 def facts(**summaries: Any) -> Facts:
@@ -187,45 +129,3 @@ def test_run_without_held_out_examples_omits_their_effects() -> None:
     console = Console(file=io.StringIO(), width=80)
     print_losses(Facts(training={"sft": [{"step": 1, "loss": 2.0}]}), console)
     assert "What each stage changed" not in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def rule(name: str, bound: Any, side: Any) -> Rule:
-    return Rule(
-        name,
-        f"filter.rules.gopher_quality.{name}",
-        "x",
-        bound,
-        lambda columns: np.zeros(0, bool),
-        ("x",),
-        side=side,
-    )
-
-
-@pytest.mark.parametrize(
-    ("bound", "side", "looser_bound"),
-    [
-        (50, "min", "25"),
-        (2, "min", "1"),
-        (10, "max", "15"),
-        (0.15, "max", "0.225"),
-        (0.8, "max", "1"),
-        (0.75, "min", "0.375"),
-    ],
-)
-def test_suggested_whatif_halves_the_threshold_that_dropped_most(
-    bound: Any, side: Any, looser_bound: str
-) -> None:
-    rules = {
-        "filter": [
-            rule("less", 3, "min"),
-            rule("most", bound, side),
-            rule("words", "list", "min"),
-        ]
-    }
-    dropped = {"filter": {"counts": {"dropped": {"less": 4, "most": 9, "words": 20}}}}
-    assert (
-        looser_setting(rules, dropped) == f"filter.gopher_quality.most={looser_bound}"
-    )
-    assert looser_setting(rules, {}) is None
-    # no bound is looser
-    assert looser_setting({"filter": [rule("most", 1, "min")]}, dropped) is None
