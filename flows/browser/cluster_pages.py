@@ -5,20 +5,15 @@ side.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.corpus import CLUSTERS
-from gristmill.dataprep.documents import (
-    ID_BYTES,
-    annotation_stages,
-    read_table,
-    shard_names,
-)
-from gristmill.dataprep.row_groups import read_document_rows, read_matching
+from gristmill.dataprep.documents import annotation_stages, read_table
+from gristmill.dataprep.row_groups import read_matching
 from gristmill.flows.browser.addresses import (
     DOCUMENTS,
     Hash,
@@ -45,7 +40,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.pages.text_diff import differences
-from gristmill.mixtures.schema.sources import INGEST
+from gristmill.flows.questions.find_documents import documents_of
 
 CLUSTERS_ON_PAGE = 50
 MEMBERS_ON_PAGE = 100
@@ -207,8 +202,8 @@ def _pair_parts(
     no text.
     """
     sides: dict[str, Mark] = {"survivor": "kept", "member": "dropped"}
-    texts_by_id = texts_of(corpus, {pair[side] for side in sides})
-    texts = [texts_by_id.get(pair[side]) for side in sides]
+    documents = documents_of(corpus, {pair[side] for side in sides}, ["text"])
+    texts = [documents.get(pair[side], {}).get("text") for side in sides]
     kept_text, dropped_text = texts
     pieces = differences(
         (kept_text or dropped_text or "")[:most],
@@ -245,21 +240,3 @@ def _pair_parts(
         index = pair["against_index"]
         sentence.append(f" The kept one is of the older corpus {index}.")
     return [Note(sentence, "plain"), Sides(columns)]
-
-
-def texts_of(corpus: Inputs, ids: Collection[bytes]) -> dict[bytes, str]:
-    """The texts of documents by id; documents that are not in the corpus are left
-    out.
-    """
-    values = pa.array(ids, pa.binary(ID_BYTES))
-    texts: dict[bytes, str] = {}
-    for shard in shard_names(corpus[INGEST]):
-        stored_ids = read_table(corpus[INGEST] / shard, ["id"])["id"]
-        rows = pc.indices_nonzero(pc.is_in(stored_ids, value_set=values)).to_pylist()
-        if rows:
-            table = read_document_rows(corpus, shard, rows, ["id", "text"])
-            pairs = zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)
-            texts |= dict(pairs)
-        if len(texts) == len(ids):
-            break
-    return texts

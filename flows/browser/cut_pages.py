@@ -5,17 +5,14 @@ bound on both sides.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from gristmill.dataprep.documents import shard_names
-from gristmill.dataprep.row_groups import read_annotation_rows, read_document_rows
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest
 from gristmill.flows.browser.addresses import DOCUMENTS, Name, Search, address
 from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
 from gristmill.flows.browser.elements import id_span, listing_of, value_text
 from gristmill.flows.pages.page_elements import (
     Entry,
-    Inline,
     Link,
     Note,
     Page,
@@ -30,6 +27,7 @@ from gristmill.flows.questions.threshold_samples import (
     MOST_SHARDS,
     NearestPlaces,
     merge_nearest,
+    read_samples,
     some_shards,
     stored_rules,
 )
@@ -38,7 +36,6 @@ from gristmill.mixtures.loader import short_key
 from gristmill.mixtures.schema.sources import INGEST
 
 SAMPLES = 8
-EXCERPT_CHARS = 500
 
 
 def rules_of_run(run: BrowsedRun) -> dict[str, tuple[str, Rule, list[Rule]]]:
@@ -155,40 +152,28 @@ def _bins(values: Binned, bound: float) -> Table:
     return table({"from": ">", "documents": ",", "": ""}, rows)
 
 
-def _nearest(
-    corpus: Inputs, step: str, rule: Rule, rules_of_step: Sequence[Rule]
-) -> Sides:
-    """The documents next to a bound: dropped ones, and those that it let through, each
-    with the verdict of the whole step.
-    """
+def _nearest(corpus: Inputs, step: str, rule: Rule, rules_of_step: list[Rule]) -> Sides:
+    """The documents next to a bound: dropped ones, and those that it let through."""
     places: NearestPlaces = {rule.label: {"failing": [], "passing": []}}
     for shard in some_shards(corpus):
-        verdicts, _ = judge_shard(
-            corpus, shard, step, list(rules_of_step), list(rules_of_step)
-        )
+        verdicts, _ = judge_shard(corpus, shard, step, rules_of_step, rules_of_step)
         nearest_rows = nearest(verdicts, rule, SAMPLES)
         merge_nearest(places, rule.label, shard, nearest_rows, SAMPLES)
+    samples = read_samples(corpus, places)[rule.label]
     columns = []
-    for side, samples in places[rule.label].items():
-        entries = []
-        for _, shard, row, value in samples:
-            names = ["id", "source", "locator", "text"]
-            documents = read_document_rows(corpus, shard, [row], names)
-            (judged,) = read_annotation_rows(
-                corpus, shard, step, [row], documents["id"], ["keep", "reason"]
-            ).to_pylist()
-            (document,) = documents.to_pylist()
-            id_, text = document["id"].hex(), document["text"]
-            excerpt = text[:EXCERPT_CHARS] + (
-                "..." if len(text) > EXCERPT_CHARS else ""
+    for title, side in (("Dropped", samples.failing), ("Passed", samples.passing)):
+        entries = [
+            Entry(
+                [
+                    Span(value_text(sample.value), "strong"),
+                    " ",
+                    Link(sample.locator, address(DOCUMENTS, sample.id)),
+                ],
+                [Span(sample.excerpt)],
+                [sample.source, " · ", id_span(sample.id)],
             )
-            link = Link(document["locator"], address(DOCUMENTS, id_))
-            note: list[Inline] = [document["source"], " · ", id_span(id_)]
-            if side == "passing" and not judged["keep"]:
-                note.append(f" · dropped by {judged['reason']}")
-            title: Inline = [Span(value_text(value), "strong"), " ", link]
-            entries.append(Entry(title, [Span(excerpt)], note))
-        title_of_side = "Dropped" if side == "failing" else "Passed"
+            for sample in side
+        ]
         listing = listing_of(entries, "None.")
-        columns.append((f"{title_of_side}, nearest first", [listing]))
+        columns.append((f"{title}, nearest first", [listing]))
     return Sides(columns)

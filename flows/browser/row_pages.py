@@ -51,8 +51,6 @@ ROWS_ON_PAGE = 50
 BEGINNING_TOKENS = 48
 MOST_TOKENS = 8192
 """Tokens of a row that are shown."""
-MOST_UNIT = 8
-"""Tokens of one character at most: four bytes, and as many that are not UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +175,8 @@ def row_page(
     stage: Name,
     row: Number,
     held_out: Name | None = None,
-    tokens: bool = False,
 ) -> Page:
-    """A row: its pieces with their documents, and its tokens as text, or each token by
-    itself.
-    """
+    """A row: its pieces with their documents, and its tokens as text."""
     rows = RowSet(run, stage, held_out)
     if row >= rows.total:
         raise NotThereError(
@@ -200,11 +195,9 @@ def row_page(
         is_excluded = row in packed.withheld.tolist()
     counts = f"{filled:,} tokens, {int(read.is_trained.sum()):,} of them with a loss"
     suffix = f", and {padding:,} of padding." if padding else "."
-    legend: list[Inline] = ["All but what is grey has a loss. "]
+    legend: list[Inline] = ["All but what is grey has a loss."]
     if has_masks:
-        legend = [Span("Green", "trained"), " has a loss, grey none. "]
-    view = rows.link(row, tokens=not tokens)
-    legend.append(Link("As text" if tokens else "Token by token", view))
+        legend = [Span("Green", "trained"), " has a loss, grey none."]
     padded = Span(f"{padding:,} tokens of padding, without a loss.", "masked")
     excluded = "A document that lay in this row is excluded, so that no step reads it."
     begin = row // ROWS_ON_PAGE * ROWS_ON_PAGE
@@ -215,21 +208,19 @@ def row_page(
             row,
             range(rows.total),
             Link("all rows", rows.link(after=begin)),
-            lambda number: rows.link(number, tokens=tokens),
+            rows.link,
         ),
         Note(excluded, "warning") if is_excluded else None,
         Note([f"{read.sources[0]}, {place}: {counts}{suffix}", *sentence]),
         steps,
         Note(legend),
-        _piece_texts(rows, row, read, tokens, "trained" if has_masks else "plain"),
+        _piece_texts(rows, row, read, "trained" if has_masks else "plain"),
         "The rest of this long row is left out." if filled > MOST_TOKENS else None,
         Note([padded], "plain") if padding else None,
     )
 
 
-def _piece_texts(
-    rows: RowSet, row: int, read: ReadRows, by_token: bool, trained: Mark
-) -> list[Part]:
+def _piece_texts(rows: RowSet, row: int, read: ReadRows, trained: Mark) -> list[Part]:
     """The pieces of a row, each below a link to its document, or to its example."""
     packed, run = rows.packed, rows.run
     if rows.held_out is None:
@@ -257,38 +248,26 @@ def _piece_texts(
         offset = f", from token {piece['offset']:,} of it" if piece["offset"] else ""
         copy = f", copy {piece['copy'] + 1}" if piece["copy"] else ""
         part = slice(start, min(end, MOST_TOKENS))
-        spans = _spans(run.tokenizer(), read, part, by_token, trained)
+        spans = _spans(run.tokenizer(), read, part, trained)
         texts += [
             Heading([title, f" tokens {start} to {end - 1}{offset}{copy}"]),
-            Text(spans, "tokens" if by_token else ""),
+            Text(spans),
         ]
     return texts
 
 
 def _spans(
-    tokenizer: TextTokenizer, read: ReadRows, part: slice, by_token: bool, trained: Mark
+    tokenizer: TextTokenizer, read: ReadRows, part: slice, trained: Mark
 ) -> list[Span]:
-    """A part of a row in spans with and without a loss, or token by token with their
-    ids as titles.
-    """
-    ids, has_loss = read.tokens[0, part].tolist(), read.is_trained[0, part].tolist()
-    spans: list[Span] = []
-    begin = 0
-    while begin < len(ids):
-        end = begin + 1
-        # Tokens that share a character are text together.
-        while end < len(ids) and (
-            end - begin < MOST_UNIT
-            and tokenizer.decode(ids[begin:end]).endswith("\ufffd")
-            if by_token
-            else has_loss[end] == has_loss[begin]
-        ):
-            end += 1
-        tokens = ids[begin:end]
-        title = " ".join(map(str, tokens)) if by_token else ""
-        mark: Mark = trained if has_loss[begin] else "masked"
-        spans.append(Span(tokenizer.decode(tokens), mark, title))
-        begin = end
+    """A part of a row in spans with and without a loss."""
+    has_loss = read.is_trained[0, part]
+    ends = np.flatnonzero(np.diff(has_loss)) + 1
+    spans = []
+    for ids, losses in zip(
+        np.split(read.tokens[0, part], ends), np.split(has_loss, ends), strict=True
+    ):
+        mark: Mark = trained if losses.any() else "masked"
+        spans.append(Span(tokenizer.decode(ids.tolist()), mark))
     return spans
 
 

@@ -98,7 +98,6 @@ TRAINING = {
     "last step": "mean reward at the last logged step",
     "token accuracy": "share of tokens that the model thinks likeliest",
     "loss of masked tokens": "mean cross-entropy per token, in nats",
-    "loss of hidden tokens": "mean cross-entropy per token, in nats",
     "masked accuracy": "share of hidden tokens that the model thinks likeliest",
     "loss of hidden spans": "mean cross-entropy per token, in nats",
     "accuracy": "share that is right",

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from gristmill.flows.pages.page_elements import (
     Details,
-    Fields,
     Figure,
     Heading,
     Inline,
@@ -18,7 +17,6 @@ from gristmill.flows.pages.page_elements import (
     Note,
     Page,
     Part,
-    Sides,
     Table,
     Text,
     inline_text,
@@ -72,17 +70,8 @@ def _markdown(part: Part, has_pictures: bool) -> str:
             runs = (len(ticks) for ticks in re.findall(r"`{3,}", text))
             fence = "`" * (max(runs, default=2) + 1)
             return f"{fence}\n{text.rstrip()}\n{fence}"
-        case Sides(columns):
-            return "\n\n".join(
-                f"**{plain(title)}**\n\n{_blocks(parts, has_pictures)}"
-                for title, parts in columns
-            )
         case Details(summary, parts):
             return f"**{plain(summary)}**\n\n{_blocks(parts, has_pictures)}".rstrip()
-        case Fields(fields):
-            return "\n".join(
-                f"- {plain(name)}: {plain(value)}" for name, value in fields
-            )
     return ""
 
 

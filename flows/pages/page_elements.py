@@ -132,12 +132,11 @@ class Text:
 
     Attributes:
         spans: of the text.
-        layout: `columns` is printed small and in columns; in `tokens` every span has a
-            frame.
+        layout: `columns` is printed small and in columns.
     """
 
     spans: Sequence[Span]
-    layout: Literal["", "columns", "tokens"] = ""
+    layout: Literal["", "columns"] = ""
 
 
 @dataclass(frozen=True)

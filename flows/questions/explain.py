@@ -28,7 +28,6 @@ from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
 from gristmill.dataprep.llm.lineage import PARENTS, descendants
 from gristmill.dataprep.row_groups import (
-    integers,
     read_annotation_rows,
     read_document_rows,
 )
@@ -294,7 +293,7 @@ def history(session: Session, query: str, with_text: bool = False) -> Explanatio
                     recipes: dict[str, Any] = {}
                     for step in plan[stage].recipe["prepare"]:
                         recipes |= step
-                    return _history_at(recipes, example, with_text, f"{stage}: ")
+                    return explain_row(recipes, example, f"{stage}: ", with_text)
         if not corpora(inputs):
             first = IMPORTED if IMPORTED in plan and INGEST not in plan else INGEST
             raise DocumentNotFoundError(
@@ -306,7 +305,7 @@ def history(session: Session, query: str, with_text: bool = False) -> Explanatio
             "digits, a locator is FILE#NUMBER"
         )
     recipes = {name: node.recipe for name, node in plan.items()}
-    document = _history_at(recipes, place, with_text)
+    document = explain_row(recipes, place, with_text=with_text)
     id_ = bytes.fromhex(document.id)
     mix = None
     if document.kept and MIX in inputs:
@@ -319,95 +318,72 @@ def history(session: Session, query: str, with_text: bool = False) -> Explanatio
     )
 
 
-def _history_at(
-    recipes: Recipes, place: Place, with_text: bool, prefix: str = ""
-) -> Explanation:
-    inputs, shard, row = place
-    return judgements(recipes, inputs, shard, [row], prefix, with_text)[0]
-
-
-def judgements(
+def explain_row(
     recipes: Recipes,
-    inputs: Inputs,
-    shard: str,
-    rows: Sequence[int],
+    place: Place,
     prefix: str = "",
     with_text: bool = False,
-) -> list[Explanation]:
-    """Describe documents of a shard with the verdict of every preparing stage, up to
-    the one that dropped it.
+) -> Explanation:
+    """Describe a document with the verdict of every preparing stage, up to the one that
+    dropped it.
 
     Args:
         recipes: stage -> its recipe.
-        inputs: those of its corpus: `ingest` and the stages, in order.
-        shard, rows: place of the documents.
+        place: of the document.
         prefix: put before the names of stages.
         with_text: include the whole text.
     """
-    table = read_document_rows(inputs, shard, rows)
-    verdicts: list[list[Judgement]] = [[] for _ in rows]
-    edits: list[dict[str, list[EditSpan]]] = [{} for _ in rows]
-    remaining = list(range(len(rows)))
+    inputs, shard, row = place
+    table = read_document_rows(inputs, shard, [row])
+    (document,) = table.to_pylist()
+    stages: list[Judgement] = []
+    edits: dict[str, list[EditSpan]] = {}
     for stage in annotation_stages(inputs):
-        ids = table["id"].take(integers(np.array(remaining, dtype=np.int64)))
-        annotations = read_annotation_rows(
-            inputs, shard, stage, [rows[index] for index in remaining], ids
-        )
-        judged_rows = zip(remaining, annotations.to_pylist(), strict=True)
-        remaining = []
-        for index, judged in judged_rows:
-            keep, reason = judged["keep"], judged["reason"]
-            if keep is None:
-                continue
-            described = None
-            spans = judged.get(EDITS)
-            if spans:
-                edits[index][stage] = spans
-                described = describe_edits(inputs, stage, shard, rows[index], spans)
-            values = {
-                name: value.hex() if isinstance(value, bytes) else value
-                for name, value in judged.items()
-                if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None
-            }
-            threshold = find_threshold(recipes[stage], reason, judged)
-            error = judged.get("error") or None
-            verdicts[index].append(
-                Judgement(
-                    prefix + stage, keep, reason, values, threshold, error, described
-                )
-            )
-            if keep:
-                remaining.append(index)
-        if not remaining:
+        (judged,) = read_annotation_rows(
+            inputs, shard, stage, [row], table["id"]
+        ).to_pylist()
+        keep, reason = judged["keep"], judged["reason"]
+        if keep is None:
             break
-    histories = []
-    for index, document in enumerate(table.to_pylist()):
-        row, stages = rows[index], verdicts[index]
-        text = document.get("text")
-        if text is None:
-            text = decoded_text(inputs, shard, row)
-        outcome = KEPT
-        if stages and not stages[-1].keep:
-            outcome = f"dropped by {stages[-1].stage}: {stages[-1].reason}"
-        pieces = [TextPiece(text)] if with_text else []
-        if with_text and edits[index]:
-            pieces = marked_text(inputs, shard, row, edits[index])
-        histories.append(
-            Explanation(
-                document["id"].hex(),
-                document["source"],
-                document["locator"],
-                document["metadata"],
-                len(text),
-                text[:EXCERPT_CHARS],
-                shard,
-                row,
-                stages,
-                outcome,
-                pieces,
-            )
+        described = None
+        spans = judged.get(EDITS)
+        if spans:
+            edits[stage] = spans
+            described = describe_edits(inputs, stage, shard, row, spans)
+        values = {
+            name: value.hex() if isinstance(value, bytes) else value
+            for name, value in judged.items()
+            if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None
+        }
+        threshold = find_threshold(recipes[stage], reason, judged)
+        error = judged.get("error") or None
+        stages.append(
+            Judgement(prefix + stage, keep, reason, values, threshold, error, described)
         )
-    return histories
+        if not keep:
+            break
+    text = document.get("text")
+    if text is None:
+        text = decoded_text(inputs, shard, row)
+    outcome = KEPT
+    if stages and not stages[-1].keep:
+        outcome = f"dropped by {stages[-1].stage}: {stages[-1].reason}"
+    pieces = [TextPiece(text)] if with_text else []
+    if with_text and edits:
+        pieces = marked_text(inputs, shard, row, edits)
+    return Explanation(
+        document["id"].hex(),
+        document["source"],
+        document["locator"],
+        document["metadata"],
+        len(text),
+        text[:EXCERPT_CHARS],
+        shard,
+        row,
+        stages,
+        outcome,
+        pieces,
+    )
 
 
 class EditSpan(TypedDict):

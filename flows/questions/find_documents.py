@@ -20,7 +20,7 @@ from gristmill.dataprep.documents import (
     read_table,
     shard_names,
 )
-from gristmill.dataprep.row_groups import find_ids, read_rows
+from gristmill.dataprep.row_groups import find_ids, read_document_rows
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.schema.sources import INGEST
@@ -144,21 +144,19 @@ def is_id(text: str) -> bool:
 def documents_of(
     inputs: Inputs, ids: Iterable[bytes], columns: Sequence[str]
 ) -> dict[bytes, dict[str, Any]]:
-    """Return the requested columns of some documents by id; of all others only the ids
-    are read.
+    """Return the requested columns of some documents by id, their texts with all edits;
+    of other documents only the ids are read.
     """
     id_values = pa.array(sorted(set(ids)), pa.binary(ID_BYTES))
     documents: dict[bytes, dict[str, Any]] = {}
     if not len(id_values):
         return documents
     for shard in shard_names(inputs[INGEST]):
-        path = inputs[INGEST] / shard
-        rows = pc.indices_nonzero(
-            pc.is_in(read_table(path, ["id"])["id"], value_set=id_values)
-        ).to_pylist()
+        ids_of_shard = read_table(inputs[INGEST] / shard, ["id"])["id"]
+        rows = pc.indices_nonzero(pc.is_in(ids_of_shard, id_values)).to_pylist()
         if rows:
-            documents |= {
-                document["id"]: document
-                for document in read_rows(path, rows, ["id", *columns]).to_pylist()
-            }
+            table = read_document_rows(inputs, shard, rows, ["id", *columns])
+            documents |= {document["id"]: document for document in table.to_pylist()}
+        if len(documents) == len(id_values):
+            break
     return documents

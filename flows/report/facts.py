@@ -173,7 +173,7 @@ class _Gathered:
     has_documents: bool = False
 
 
-_last, _last_documents = _Gathered(), _Gathered()
+_last = _Gathered()
 _gathering = threading.Lock()
 
 
@@ -238,7 +238,7 @@ def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Fact
         funnel(summaries, session.manifest.steps),
     )
     if INGEST in folders and whole:
-        facts.cuts = _document_facts(session, folders, summaries).cuts
+        facts.cuts = _cuts(session, folders, summaries)
     for name, folder in folders.items():
         kind = session.plan[name].stage
         if kind.training is not None:
@@ -253,24 +253,21 @@ def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Fact
     return facts
 
 
-def _document_facts(
-    session: Session,
-    folders: ByName[StageFolder],
-    summaries: ByName[ByName[Any]],
-) -> Facts:
-    """Facts from the documents' own texts: the last ones, unless documents were read or
-    judged since.
-    """
-    steps = {INGEST, *session.manifest.steps}
-    commits = commits_of(
-        {name: folder for name, folder in folders.items() if name in steps}
-    )
-    if _last_documents.session is not session or _last_documents.commits != commits:
-        inputs = committed_inputs(session)
-        cuts = describe_cuts(session, inputs, summaries)
-        _last_documents.facts = Facts(cuts=cuts)
-        _last_documents.session, _last_documents.commits = session, commits
-    return _last_documents.facts
+def _cuts(
+    session: Session, folders: ByName[StageFolder], summaries: ByName[ByName[Any]]
+) -> Sequence[Cut]:
+    """The last cuts, unless documents were read or judged since."""
+    commits = commits_of(folders)
+    if (
+        _last.session is session
+        and _last.has_documents
+        and all(
+            _last.commits.get(name) == commits.get(name)
+            for name in (INGEST, *session.manifest.steps)
+        )
+    ):
+        return _last.facts.cuts
+    return describe_cuts(session, committed_inputs(session), summaries)
 
 
 TOPICS: dict[str, type[Summary]] = {

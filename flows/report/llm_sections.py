@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gristmill.flows.pages.page_elements import (
-    ByName,
     Heading,
     MaybeSection,
     Table,
@@ -71,10 +70,11 @@ def made_examples(facts: Facts, name: str) -> MaybeSection:
     """Yield of a set of examples, and the rewards of its answers."""
     summary = facts.summary(name, MadeExamples)
     prompts, answers = summary.prompts, summary.answers
+    dropped = {**prompts.dropped, **answers.dropped}
     yield_row = [
         prompts.read,
         answers.asked,
-        _counts_text({**prompts.dropped, **answers.dropped}),
+        ", ".join(f"{reason} {number:,}" for reason, number in dropped.items()),
         sum(prompts.dropped.values()),
         prompts.quarantined,
         summary.examples,
@@ -103,10 +103,6 @@ def made_examples(facts: Facts, name: str) -> MaybeSection:
         licences if summary.licences else None,
         requests_table(summary.asked),
     )
-
-
-def _counts_text(counts: ByName[int]) -> str:
-    return ", ".join(f"{reason} {number:,}" for reason, number in counts.items())
 
 
 def requests_table(tallies: Iterable[Row]) -> Table:

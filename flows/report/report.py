@@ -17,8 +17,6 @@ from typing import Any
 import yaml
 from markupsafe import escape
 
-import gristmill.flows.pages as pages
-import gristmill.flows.questions as questions
 from gristmill.core.files import canonical_json, write_text
 from gristmill.core.secrets import mask_known, mask_secrets
 from gristmill.flows.pages.page_elements import (
@@ -55,12 +53,6 @@ REPORT = "report.html"
 MINUTE = "%Y-%m-%d %H:%M"
 NOTE = re.compile("(<!--run-->).*?(<!--end of run-->)", re.DOTALL)
 """The line about the run of a page, as its template marks it."""
-EARLIER_RUNS = 5
-"""Reports that are searched for one of the same ingredients."""
-SOURCES = (Path(__file__).parent, Path(pages.__path__[0]), Path(questions.__path__[0]))
-"""Folders of code that a report depends on."""
-
-
 _rendering = threading.Lock()
 
 
@@ -75,41 +67,24 @@ def prerender_report(session: Session) -> None:
 def write_report(session: Session, record: RunRecord) -> Path:
     """Write `report.html` into a run's folder.
 
-    A run without new outputs gets the report of an earlier one, with a line of its own
-    about the run.
+    A run without new outputs gets the last report with another line about the run.
     """
     path = record.folder / REPORT
-    # Everything that a report depends on, except the time and the state of its run.
-    ingredients = {
-        "code": {
-            code.name: code.stat().st_mtime_ns
-            for folder in SOURCES
-            for code in sorted(folder.rglob("*.*"))
-        },
-        "commits": commits_of(committed_folders(session)),
-        "manifest": mask_secrets(record.content["manifest"]),
-        "fingerprints": {
-            name: (node.fingerprint, node.alias) for name, node in session.plan.items()
-        },
-        "store": str(session.store.root),
-    }
+    ingredients = [
+        commits_of(committed_folders(session)),
+        mask_secrets(record.content["manifest"]),
+        [node.fingerprint for node in session.plan.values()],
+    ]
     digest = hashlib.sha256(canonical_json(ingredients)).hexdigest()
     mark = f"<!-- {digest} -->\n"
-    runs = sorted(
-        (run for run in path.parent.parent.iterdir() if run.name < path.parent.name),
-        reverse=True,
-    )
-    reports = (run / REPORT for run in runs[:EARLIER_RUNS])
-    texts = (
-        report.read_text(encoding="utf-8") for report in reports if report.exists()
-    )
-    text = next((text for text in texts if text.endswith(mark)), None)
-    if text is None:
-        with _rendering:
-            text = render_report(session, record.content) + mark
-    else:
+    last = max(path.parent.parent.glob(f"*/{REPORT}"), default=None)
+    text = "" if last is None else last.read_text(encoding="utf-8")
+    if text.endswith(mark):
         note = str(escape(run_note(record.content)))
         text = NOTE.sub(lambda match: match[1] + note + match[2], text, count=1)
+    else:
+        with _rendering:
+            text = render_report(session, record.content) + mark
     write_text(path, mask_known(text))
     return path
 

@@ -20,7 +20,7 @@ import yaml
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import read_inputs
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.flows.questions.explain import judgements
+from gristmill.flows.questions.explain import explain_row
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.what_changed import differences
 from gristmill.flows.running.execute import run_stage
@@ -186,7 +186,9 @@ def test_tokens_explain_and_reference_agree_on_text_for_any_stage_order(
         assert decoded == {
             document_id: text for document_id, text in expected if text is not None
         }
-        explained = judgements(recipes, inputs, shard, range(len(expected)))
+        explained = [
+            explain_row(recipes, (inputs, shard, row)) for row in range(len(expected))
+        ]
         for explanation, (document_id, text) in zip(explained, expected, strict=True):
             assert [verdict.stage for verdict in explanation.stages] == order[
                 : len(explanation.stages)

@@ -132,10 +132,13 @@ def test_documents_near_cuts_are_read_again_only_for_new_document_commits(
         for name, content in commits.items():
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "_SUCCESS").write_text(content)
-        facts = report_facts._document_facts(
-            session, {name: StageFolder(tmp_path / name) for name in commits}, {}
+        folders = {name: StageFolder(tmp_path / name) for name in commits}
+        cuts = report_facts._cuts(session, folders, {})
+        gathered = report_facts._Gathered(
+            session, report_facts.commits_of(folders), Facts(cuts=cuts), True
         )
-        return [cut.dropped for cut in facts.cuts]
+        monkeypatch.setattr(report_facts, "_last", gathered)
+        return [cut.dropped for cut in cuts]
 
     assert cuts_after(ingest="1", filter="1") == [1]
     assert cuts_after(ingest="1", filter="1", mix="1") == [1]
