@@ -220,19 +220,13 @@ def mixture_tables(facts: Facts, digits: int = 2) -> list[Table]:
 
 
 def mixture_notes(facts: Facts) -> list[str]:
-    """Limits and repeats of sources, unless there are none but `max_epochs`."""
-    limits = []
-    for name, requested in (facts.packed or Packed()).requested.items():
-        least, most, epochs = (
-            requested.min_tokens,
-            requested.max_tokens,
-            requested.epochs,
-        )
-        clauses = [] if least is None else [f"min {least:,} tokens"]
-        clauses += [] if most is None else [f"max {most:,} tokens"]
-        clauses += [f"epochs {epochs}"] if epochs else []
-        limits += [f"{name}: {', '.join(clauses)}"] if clauses else []
-    return ["; ".join(limits)] if limits else []
+    """Repeats of documents by source; empty without any."""
+    repeats = [
+        f"{name}: epochs {requested.epochs}"
+        for name, requested in (facts.packed or Packed()).requested.items()
+        if requested.epochs
+    ]
+    return ["; ".join(repeats)] if repeats else []
 
 
 def packing_table(facts: Facts, digits: int = 2) -> Table:

@@ -309,12 +309,10 @@ class LearntTokenizer(Summary):
 
 
 class Requested(Summary):
-    """Share of a source in the mixture by its weight, and its limits."""
+    """Share of a source in the mixture by its weight, and its limit."""
 
     share: float
     max_epochs: float
-    min_tokens: int | None = None
-    max_tokens: int | None = None
     epochs: str | float | None = None
 
 

@@ -15,7 +15,7 @@ from gristmill.flows.stages.stage import (
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.sources import GENERATE, INGEST
 
-MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
+MIXTURE_KEYS = ("weight", "max_epochs", "where", "epochs")
 """Keys of a source that only the mixture reads; all others affect its reading."""
 NOTE_KEYS = ("licence",)
 """Keys of a source that do not change any document."""

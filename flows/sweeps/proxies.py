@@ -158,8 +158,7 @@ def plan_sweep(
             proxy.
         grid_file: the mixtures, see `grid.Grid`.
         steps: training steps of every proxy. A proxy reads every token of its set once,
-            in exactly the shares of its mixture: `min_tokens` and `max_tokens` of the
-            sources apply to the whole set, not to a proxy.
+            in exactly the shares of its mixture.
         num_seeds: proxies per mixture; they differ in initialisation and order, which
             shows the spread between runs.
         model: keys of `pretrain.model` that differ from `PROXY_MODEL`.
@@ -213,19 +212,12 @@ def plan_sweep(
     ).manifest
     assert isinstance(proxy_manifest.pretrain, Pretrain)
     tokens = tokens_read(proxy_manifest.pretrain, manifest.mix.sequence_length)
-    # Limits in tokens apply to the whole set, not to a proxy.
-    limits = [
-        f"sources.{name}.{key}=null"
-        for name, source in manifest.sources.items()
-        for key in ("min_tokens", "max_tokens")
-        if getattr(source, key) is not None
-    ]
     first_seed = (
         manifest.seed if manifest.pretrain.seed is None else manifest.pretrain.seed
     )
     return Sweep(
         manifest_file,
-        (*overrides, *proxy_overrides, f"mix.tokens={tokens}", *limits),
+        (*overrides, *proxy_overrides, f"mix.tokens={tokens}"),
         store,
         tuple(mixtures_of(read_grid(grid_file), manifest_weights)),
         tuple(range(first_seed, first_seed + num_seeds)),

@@ -124,10 +124,9 @@ class Mix(Seeded):
     that needs more rows is an error.
     """
     on_shortfall: Literal["error", "redistribute"] = "error"
-    """Reaction if a source's share is more than its `max_epochs` or `max_tokens` allow,
-    or less than its `min_tokens`. `error` says by how much, and what would help;
-    `redistribute` gives the source what its limit allows, divides the difference among
-    the other sources by their weights, and warns.
+    """Reaction if a source's share is more than its `max_epochs` allow. `error` says by
+    how much, and what would help; `redistribute` gives the source what its limit
+    allows, divides the difference among the other sources by their weights, and warns.
     """
     sequence_length: RowLength = ROW_LENGTH
     """Tokens per row."""

@@ -240,15 +240,7 @@ class MixedSource(Section):
     """Share of the mixture's tokens, relative to the other weights."""
     max_epochs: PositiveFloat = 1.0
     """Largest number of passes over its documents in the mixture, over all stages
-    together.
-    """
-    min_tokens: Positive | None = None
-    """Smallest number of tokens in the mixture, rounded up to whole rows; see
-    `mix.on_shortfall`.
-    """
-    max_tokens: Positive | None = None
-    """Largest number of tokens in the mixture, rounded down to whole rows; see
-    `mix.on_shortfall`.
+    together; 0.5 for half of them.
     """
     where: str | None = None
     """SQL condition over the measured columns, evaluated when mixing: `"quality >=
@@ -277,17 +269,6 @@ class MixedSource(Section):
     `epochs_unknown`: `"coalesce(min(cluster_size, 4), 1)"` keeps it. The tokens of a
     source include these repeats, and `max_epochs` limits the passes.
     """
-
-    def _problems(self) -> Iterator[str]:
-        if (
-            self.min_tokens is not None
-            and self.max_tokens is not None
-            and self.min_tokens > self.max_tokens
-        ):
-            yield (
-                f"min_tokens {self.min_tokens} is more than max_tokens "
-                f"{self.max_tokens}"
-            )
 
 
 class Source(MixedSource, DocumentFiles):

@@ -27,7 +27,7 @@ PACKED: dict[str, Any] = {
     },
     "requested": {
         "web": {"share": 0.6, "max_epochs": 1.0, "epochs": "min(cluster_size, 4)"},
-        "code": {"share": 0.4, "max_epochs": 4.0, "max_tokens": 4100},
+        "code": {"share": 0.4, "max_epochs": 4.0},
     },
     "redistributed": {"web": 240, "code": -240},
     "shares": [
@@ -67,7 +67,7 @@ def test_mixture_table_shows_tokens_moved_by_limits() -> None:
         ["code", "400", "25.00%", "40.00%", "-240", "4.00", "4"],
     ]
     assert mixture_notes(facts_of(packed=PACKED)) == [
-        "web: epochs min(cluster_size, 4); code: max 4,100 tokens"
+        "web: epochs min(cluster_size, 4)"
     ]
 
 

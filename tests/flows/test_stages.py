@@ -68,7 +68,7 @@ def test_the_demo_has_every_stage_in_order() -> None:
         ("sources.code.weight=0.4", "mix"),
         ("sources.prose.where=quality > 0.5", "mix"),
         ("sources.code.epochs=min(cluster_size, 4)", "mix"),
-        ("sources.code.max_tokens=9_000_000", "mix"),
+        ("sources.code.max_epochs=0.5", "mix"),
         ("mix.weights={alpha: 0.7}", "mix"),
         ("mix.phases=[{end: 0.8}, {weights: {prose: 1}}]", "mix"),
         ("mix.on_shortfall=redistribute", "mix"),

@@ -461,29 +461,6 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(
     )
 
 
-def test_proxies_ignore_limits_of_the_full_set(tmp_path: Path) -> None:
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text("text")
-    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
-    manifest.write_text(
-        MANIFEST.replace(
-            "weight: 3}",
-            "weight: 3, min_tokens: 5000, max_tokens: 8000, max_epochs: 2}",
-        )
-    )
-    grid.write_text("- {code: 1}\n- {prose: 1, maths: 1}\n")
-    proxy = plan_sweep(
-        str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store")
-    ).proxy(0, 5)
-    prose = proxy.manifest.sources["prose"]
-    assert (prose.min_tokens, prose.max_tokens, prose.max_epochs) == (None, None, 2.0)
-    limits = {
-        name: source["min_tokens"]
-        for name, source in proxy.plan["mix"].recipe["sources"].items()
-    }
-    assert limits == dict.fromkeys(OWN)
-
-
 def test_proxy_plans_no_data_of_later_trainings(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "c.txt", "chats.jsonl"):
         (tmp_path / name).write_text("text")

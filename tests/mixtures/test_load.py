@@ -221,16 +221,6 @@ def test_phased_set_is_not_read_past_its_end() -> None:
     ]
 
 
-def test_contradicting_limits_of_a_source_are_rejected() -> None:
-    problems = problems_of(
-        GOOD, "sources.prose.min_tokens=500", "sources.prose.max_tokens=400"
-    )
-    assert any(
-        "min_tokens 500" in problem and "max_tokens 400" in problem
-        for problem in problems
-    )
-
-
 def test_override_replaces_values_also_inside_prepare() -> None:
     overrides = [
         "pretrain.steps=9",

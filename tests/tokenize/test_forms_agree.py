@@ -89,8 +89,6 @@ def run_all(
             "max_epochs": 5,
             "where": None,
             "epochs": None,
-            "min_tokens": None,
-            "max_tokens": None,
         }
         for name in "ab"
     }

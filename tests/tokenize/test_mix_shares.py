@@ -213,9 +213,13 @@ def test_shortfall_is_redistributed_to_other_sources_and_reported(
     web and books.
     """
     weights = {"web": 3, "books": 1, "code": 4}
-    limited = {"code": {"max_tokens": 170}}
+    unlimited, _ = mix(module_stages, prepared, "unlimited", tokens=160)
+    available = unlimited.realised["code"].available_tokens
+    max_epochs = round(168 / available, 4)
+    limited = {"code": {"max_epochs": max_epochs}}
     with pytest.raises(
-        MixError, match=r"code: weight 4 .* 800 tokens.* max_tokens 170 is 160"
+        MixError,
+        match=rf"code: weight 4 .* 800 tokens.* {available} tokens x .* fill 160",
     ):
         mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights)
     summary, packed = mix(
@@ -233,8 +237,7 @@ def test_shortfall_is_redistributed_to_other_sources_and_reported(
     assert summary.requested["code"] == {
         "share": 0.5,
         "tokens": 800.0,
-        "max_epochs": 1.0,
-        "max_tokens": 170,
+        "max_epochs": max_epochs,
     }
     (warning,) = module_stages.warnings("short")
     assert "(mix.on_shortfall): 640 from code; 488 to web, 152 to books" in warning

@@ -19,7 +19,7 @@ from gristmill.tokenize.packing.packing import PackingCost
 from gristmill.tokenize.packing.row_layout import Layout
 from gristmill.tokenize.packing.write_shards import WrittenShard
 
-LIMITS = {"max_epochs", "min_tokens", "max_tokens", "where", "epochs"}
+LIMITS = {"max_epochs", "where", "epochs"}
 """Settings of a source that the summary repeats beside its share."""
 
 

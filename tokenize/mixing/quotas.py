@@ -134,35 +134,20 @@ def rows_of_phases(total: int, phases: Sequence[Phase]) -> list[int]:
 
 @dataclass(frozen=True)
 class Supply:
-    """Available tokens and limits of a source.
+    """Available tokens of a source.
 
     Attributes:
         max_epochs: most passes over its documents.
         pass_tokens: tokens of one pass over its training documents, with ends of text
             and repeats.
-        min_tokens: least tokens in the mixture, over all phases.
-        max_tokens: most tokens in the mixture; None for no limit.
     """
 
     max_epochs: float
     pass_tokens: int
-    min_tokens: int | None = None
-    max_tokens: int | None = None
 
     def available_rows(self, sequence_length: int) -> int:
         """Whole rows that its documents can fill."""
         return int(exact(self.max_epochs) * self.pass_tokens / sequence_length)
-
-    def most_rows(self, sequence_length: int) -> int:
-        """Most whole rows within its limits."""
-        available = self.available_rows(sequence_length)
-        if self.max_tokens is None:
-            return available
-        return min(available, self.max_tokens // sequence_length)
-
-    def least_rows(self, sequence_length: int) -> int:
-        """Least whole rows that reach its minimum."""
-        return -(-(self.min_tokens or 0) // sequence_length)
 
 
 @dataclass(frozen=True)
@@ -218,18 +203,13 @@ class MixRequest:
         requested = self.requested(total)
         shares = [[part / sum(line) for part in line] for line in requested]
         rows = [int(sum(line)) for line in requested]
-        return fill(rows, shares, self.least(), self.most())
+        return fill(rows, shares, self.most())
 
     def most(self) -> list[int]:
         """Most rows of each source."""
         return [
-            supply.most_rows(self.sequence_length) for supply in self.supplies.values()
-        ]
-
-    def least(self) -> list[int]:
-        """Least rows of each source."""
-        return [
-            supply.least_rows(self.sequence_length) for supply in self.supplies.values()
+            supply.available_rows(self.sequence_length)
+            for supply in self.supplies.values()
         ]
 
 
@@ -254,12 +234,7 @@ def plan_quotas(
         section.sequence_length,
         plan_phases(section, own_weights, pass_tokens),
         {
-            name: Supply(
-                source.max_epochs,
-                pass_tokens[name],
-                source.min_tokens,
-                source.max_tokens,
-            )
+            name: Supply(source.max_epochs, pass_tokens[name])
             for name, source in sources.items()
         },
     )
@@ -275,9 +250,8 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
             `fill`).
 
     Raises:
-        MixError: less than one row; a minimum that a source cannot fill; shares that
-            break the sources' limits, naming every such source (with `redistribute`:
-            limits that leave a phase short).
+        MixError: less than one row; shares that break the sources' limits, naming every
+            such source (with `redistribute`: limits that leave a phase short).
     """
     length = request.sequence_length
     total = request.tokens // length
@@ -286,13 +260,6 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
             f"mix.tokens is {request.tokens}, which is less than one row "
             f"of {length} tokens"
         )
-    for name, supply in request.supplies.items():
-        if supply.least_rows(length) > supply.most_rows(length):
-            raise MixError(
-                f"sources.{name}: min_tokens {supply.min_tokens} needs "
-                f"{supply.least_rows(length)} rows of "
-                f"{length} tokens, but {_limit(supply, length)}; lower min_tokens"
-            )
     requested = request.requested(total)
     rows = round_table(request.filled(total) if redistribute else requested)
     quotas = Quotas(tuple(map(tuple, rows)), tuple(map(tuple, requested)))
@@ -302,8 +269,8 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
 
 
 def _fits(request: MixRequest, rows: Sequence[int]) -> bool:
-    limits = zip(request.least(), rows, request.most(), strict=True)
-    return all(least <= number <= most for least, number, most in limits)
+    limits = zip(rows, request.most(), strict=True)
+    return all(number <= most for number, most in limits)
 
 
 def _describe(request: MixRequest, rows: Sequence[int]) -> str:
@@ -316,17 +283,14 @@ def _describe(request: MixRequest, rows: Sequence[int]) -> str:
         weight = f"weight {float(request.phases[0].weights[number]):g}"
         if len(request.phases) > 1:
             weight = f"its share of {len(request.phases)} phases"
-        asks = f"  {name}: {weight} asks for {rows[number] * length} tokens, but "
-        if rows[number] > supply.most_rows(length):
-            excess = (rows[number] - supply.most_rows(length)) * length
+        most_rows = supply.available_rows(length)
+        if rows[number] > most_rows:
+            excess = (rows[number] - most_rows) * length
             lines.append(
-                f"{asks}{_limit(supply, length)}, {excess} too "
-                f"few; {_remedy(request, number, rows)}"
-            )
-        elif rows[number] < supply.least_rows(length):
-            lines.append(
-                f"{asks}its min_tokens is {supply.min_tokens}; raise its "
-                "weight, or lower min_tokens"
+                f"  {name}: {weight} asks for {rows[number] * length} tokens, but "
+                f"{supply.pass_tokens} tokens x max_epochs {supply.max_epochs:g} fill "
+                f"{most_rows * length}, {excess} too few; "
+                f"{_remedy(request, number, rows)}"
             )
     most = _most_tokens(request)
     if most:
@@ -339,17 +303,6 @@ def _describe(request: MixRequest, rows: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def _limit(supply: Supply, length: int) -> str:
-    available = supply.available_rows(length)
-    most = supply.most_rows(length)
-    if most < available:
-        return f"its max_tokens {supply.max_tokens} is {most * length} in whole rows"
-    return (
-        f"{supply.pass_tokens} tokens x max_epochs {supply.max_epochs:g} fill "
-        f"{most * length}"
-    )
-
-
 def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
     length = request.sequence_length
     supply = list(request.supplies.values())[number]
@@ -358,17 +311,11 @@ def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
             "no document of it is left: look at what dropped them, or set its "
             "weight to 0"
         )
-    advice = []
-    tokens = rows[number] * length
-    if rows[number] > supply.available_rows(length):
-        epochs = ceil(Fraction(tokens, supply.pass_tokens) * 1000) / 1000
-        advice.append(f"raise its max_epochs to {epochs:g}")
-    if supply.max_tokens is not None and rows[number] > supply.max_tokens // length:
-        advice.append(f"raise its max_tokens to {tokens}")
-    remedy = " and ".join(advice)
+    epochs = ceil(Fraction(rows[number] * length, supply.pass_tokens) * 1000) / 1000
+    remedy = f"raise its max_epochs to {epochs:g}"
     weights = request.phases[0].weights
     other_weights = sum(weights) - weights[number]
-    most = supply.most_rows(length)
+    most = supply.available_rows(length)
     other_rows = sum(rows) - most
     if len(request.phases) == 1 and other_weights and other_rows > 0:
         weight = floor(other_weights * most / other_rows * 1000) / 1000
@@ -377,9 +324,7 @@ def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
 
 
 def _most_tokens(request: MixRequest) -> int:
-    """Largest mixture that the weights allow; 0 if there is none, or with minimums."""
-    if any(request.least()):
-        return 0
+    """Largest mixture that the weights allow; 0 if there is none."""
     ends = [Fraction(0), *(phase.end for phase in request.phases)]
     shares = column_sums(
         [
@@ -415,56 +360,38 @@ def column_sums(table: Sequence[Sequence[Fraction]]) -> list[Fraction]:
 def fill(
     rows: Sequence[int],
     shares: Sequence[Sequence[Fraction]],
-    least: Sequence[int],
     most: Sequence[int],
 ) -> Table:
     """Distribute the rows of every phase by its shares, with every source's sum over
-    all phases within its limits.
+    all phases within its limit.
 
-    A source above or below its limits is fixed at the limit, in the proportions of its
-    phases; the remaining rows of each phase are distributed among the other sources by
-    its shares, until no limit is broken. Of the sources below their minimum and those
-    above their maximum, the group with the larger total difference is fixed first. A
-    single phase thus gets the only solution of `sum of min(max(level x share, least),
-    most) = rows` (water-filling; CSS resolves flexible lengths in the same way, section
-    9.7).
+    A source above its limit is fixed at the limit, in the proportions of its phases;
+    the remaining rows of each phase are distributed among the other sources by its
+    shares, until no limit is broken. A single phase thus gets the only solution of `sum
+    of min(level x share, most) = rows` (water-filling).
 
     Args:
         rows: of each phase.
         shares: of each phase, for each source; they sum to 1.
-        least: rows of each source, over all phases.
-        most: the same; not below `least`.
+        most: rows of each source, over all phases.
 
     Returns:
         exact rows, in general not whole; each phase's sum to its rows.
 
     Raises:
-        MixError: a phase cannot be filled, or the minimums exceed its rows.
+        MixError: a phase cannot be filled.
     """
     fixed: dict[int, list[Fraction]] = {}
     while True:
         table = _distribute(rows, shares, fixed)
         totals = column_sums(table)
-        below_minimum = [
-            source for source, total in enumerate(totals) if total < least[source]
-        ]
-        above_maximum = [
-            source for source, total in enumerate(totals) if total > most[source]
-        ]
-        if not below_minimum and not above_maximum:
+        above = [source for source, total in enumerate(totals) if total > most[source]]
+        if not above:
             return table
-        deficit = sum(least[source] - totals[source] for source in below_minimum)
-        excess = sum(totals[source] - most[source] for source in above_maximum)
-        limits = {source: least[source] for source in below_minimum}
-        if excess > deficit:
-            limits = {}
-        if excess >= deficit:
-            limits |= {source: most[source] for source in above_maximum}
-        for source, limit in limits.items():
-            # A source without rows is scaled in the proportions of the phases.
-            column = [phase[source] for phase in table]
-            parts = column if any(column) else [Fraction(number) for number in rows]
-            fixed[source] = [part * limit / sum(parts) for part in parts]
+        for source in above:
+            fixed[source] = [
+                phase[source] * most[source] / totals[source] for phase in table
+            ]
 
 
 def _distribute(
@@ -484,17 +411,11 @@ def _distribute(
         location = (
             f"phase {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
         )
-        if remaining < 0:
-            raise MixError(
-                f"{location} has {phase_rows} rows, and the sources' min_tokens need "
-                f"{ceil(phase_rows - remaining)}; "
-                "lower min_tokens, or ask for more tokens (mix.tokens)"
-            )
         if remaining and not free_share:
             raise MixError(
                 f"{location} has {phase_rows} rows, of which {ceil(remaining)} are "
                 "left without a source: all that have a weight in it are at their "
-                "limits; raise a max_epochs or max_tokens, give another source a "
+                "limits; raise a max_epochs, give another source a "
                 "weight, or ask for fewer tokens (mix.tokens)"
             )
         level = remaining / free_share if free_share else Fraction(0)
