@@ -133,7 +133,7 @@ def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
 
 STAGE = torchrun_stage(
     "pretrain",
-    3,
+    4,
     configure,
     only("tokenizer", "mix"),
     preflight=preflight,

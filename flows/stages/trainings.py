@@ -91,6 +91,8 @@ def torchrun_stage(
             yield Library(library, f"{name}.optimizer.kind")
         if getattr(section, "float8", "off") != "off":
             yield Library("torchao", f"{name}.float8")
+        if getattr(section, "kind", "decoder") != "decoder":
+            yield Library("transformers", name)
         if lora is not None and lora.base == "nf4":
             yield Library("bitsandbytes", f"{name}.lora.base")
         for client in Trackers.model_fields:

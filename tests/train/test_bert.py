@@ -18,8 +18,8 @@ from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema.engine import Compute
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.models.bert import Bert
 from gristmill.train.models.decoder import configure
+from gristmill.train.models.encoder import Bert
 from gristmill.train.models.hf_configs import (
     UnknownArchitectureError,
     hf_config,

@@ -21,7 +21,7 @@ from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import filled_positions
 from gristmill.train.eval.masked_tokens import MEASURED
-from gristmill.train.models.encoder import Encoder
+from gristmill.train.models.encoder import ModernBert
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import WeightsError, drawn, load_model
 from gristmill.train.objectives.losses import IGNORED
@@ -321,11 +321,11 @@ def test_encoder_attends_to_the_whole_document_only(inputs: dict[str, Path]) -> 
     )
 
 
-def encoder_of(shape: Shape) -> Encoder:
+def encoder_of(shape: Shape) -> ModernBert:
     """Make an encoder with weights larger than the initial ones, so that a mistake
     shows.
     """
-    model, tensor_of = Encoder(shape), drawn(shape, 3)
+    model, tensor_of = ModernBert(shape), drawn(shape, 3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(

@@ -25,7 +25,7 @@ from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.objective import UNTRAINED
 from gristmill.train.models.decoder import configure, logits_head
-from gristmill.train.models.encoder_decoder import EncoderDecoder, bucket_of
+from gristmill.train.models.encoder import EncoderDecoder
 from gristmill.train.models.model_config import shape_to_train
 from gristmill.train.models.weights import WeightsError, load_model, read_shape
 from gristmill.train.objectives.losses import IGNORED
@@ -240,15 +240,6 @@ def test_decoder_reads_visible_tokens_as_a_prefix() -> None:
         assert kept_tokens == sorted(rows[number, :size])
         assert size + 2 * int(np.isin(targets, SENTINELS).sum()) + 2 <= 32
     assert not (apart(read(rows), 2).inputs == EOS).all()
-
-
-def test_distance_buckets_equal_those_of_t5() -> None:
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    distance = torch.arange(-600, 600)
-    for both_ways in (True, False):
-        expected = T5Attention._relative_position_bucket(distance, both_ways, 32, 128)
-        assert torch.equal(bucket_of(distance, both_ways), expected)
 
 
 @pytest.mark.slow

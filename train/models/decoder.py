@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -177,33 +178,6 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Stack(nn.Module):
-    """Module whose `run` may be replaced by its compiled form."""
-
-    run: Callable[..., Tensor]
-
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        """See `run`, or `compute` of a layer: `x` are ids or hidden states."""
-        return self.run(x, *context)
-
-
-class Layer(Stack):
-    """Layer with optional activation checkpointing; subclasses implement `compute`.
-
-    Attributes:
-        kept: activations kept for the backward pass (see `configure`).
-    """
-
-    kept: Kept | Literal["all"] = "all"
-    compute: Callable[..., Tensor]
-
-    def run(self, x: Tensor, *context: Any) -> Tensor:
-        """Compilable part of `forward`, without the FSDP hooks around it."""
-        if self.kept == "all" or not torch.is_grad_enabled():
-            return self.compute(x, *context)
-        return recomputed(self.compute, self.kept, x, *context)
-
-
 class ShapedModel(nn.Module):
     """Model that is called like the decoder (see Llama.forward).
 
@@ -220,7 +194,7 @@ class ShapedModel(nn.Module):
         self.model: Any = model
 
 
-class Block(Layer):
+class Block(nn.Module):
     """Layer of attention and feed-forward (or experts), each with a pre-norm and a
     residual connection.
     """
@@ -232,7 +206,7 @@ class Block(Layer):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
 
-    def compute(
+    def forward(
         self,
         x: Tensor,
         rotary: Rotary,
@@ -255,7 +229,7 @@ class Block(Layer):
         )
 
 
-class Decoder(Stack):
+class Decoder(nn.Module):
     """Embedding, layers and final norm."""
 
     def __init__(self, shape: Shape) -> None:
@@ -264,7 +238,7 @@ class Decoder(Stack):
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
-    def run(
+    def forward(
         self,
         ids: Tensor,
         rotary: Rotary,
@@ -412,19 +386,15 @@ def configure(model: Any, compute: Compute) -> None:
     """Configure compilation and activation checkpointing; after matrices are split,
     before sharding.
 
-    Supports decoders and similar models: `model.layers` with a method `run`, optionally
-    with experts.
-
-    Only computation is compiled: FSDP hooks around a layer are not.
+    Only the methods `forward` change: FSDP hooks around a layer are not compiled.
     """
     layers: list[Any] = list(model.model.layers.children())
     if compute.activation_checkpointing in ("full", "selective"):
+        kept = "nothing" if compute.activation_checkpointing == "full" else "selected"
         for layer in layers[
             compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block
         ]:
-            layer.kept = (
-                "nothing" if compute.activation_checkpointing == "full" else "selected"
-            )
+            layer.forward = partial(recomputed, layer.forward, kept)
     if not compute.compiles:
         return
     if compute.activation_checkpointing == "budget":
@@ -435,7 +405,7 @@ def configure(model: Any, compute: Compute) -> None:
     parts = [model.model] if compute.compile == "model" else layers
     for part in parts:
         # Routing stores the load of experts, a side effect that breaks the graph.
-        part.run = torch.compile(part.run, fullgraph=not model.shape.experts)
+        part.forward = torch.compile(part.forward, fullgraph=not model.shape.experts)
 
 
 def visible_positions(starts: Tensor, positions: Tensor, both_ways: bool) -> Tensor:
@@ -483,9 +453,11 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def recomputed(function: Callable[..., Any], kept: Kept, *arguments: Any) -> Any:
-    """Call a function with activation checkpointing; values and gradients are
-    bit-equal.
+    """Call a function with activation checkpointing while gradients are computed;
+    values and gradients are bit-equal.
     """
+    if not torch.is_grad_enabled():
+        return function(*arguments)
     from torch.utils.checkpoint import checkpoint, noop_context_fn
 
     contexts = noop_context_fn if kept == "nothing" else _keep_selected

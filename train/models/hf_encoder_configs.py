@@ -18,29 +18,14 @@ from gristmill.train.models.model_config import (
 )
 
 ENCODER, BERT, ENCODER_DECODER = "modernbert", "bert", "t5"
-BERT_LAYER = re.compile(
-    r"model\.layers\.(\d+)\.(self_attn\.\w+|mlp\.\w+|\w+)\.(weight|bias)"
-)
-BERT_PARTS = {
-    "self_attn.q_proj": "attention.self.query",
-    "self_attn.k_proj": "attention.self.key",
-    "self_attn.v_proj": "attention.self.value",
-    "self_attn.o_proj": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "mlp.up_proj": "intermediate.dense",
-    "mlp.down_proj": "output.dense",
-    "output_norm": "output.LayerNorm",
-}
 BERT_NAMES = {
-    "model.embed_tokens": "bert.embeddings.word_embeddings",
-    "model.embed_types": "bert.embeddings.token_type_embeddings",
-    "model.embed_positions": "bert.embeddings.position_embeddings",
-    "model.embedding_norm": "bert.embeddings.LayerNorm",
-    "head.dense": "cls.predictions.transform.dense",
-    "head.norm": "cls.predictions.transform.LayerNorm",
+    "model.layers.": "bert.encoder.layer.",
+    "model.": "bert.",
+    "head.": "cls.predictions.transform.",
+    "output_bias": "cls.predictions.bias",
 }
-"""Our modules -> BERT's, outside the layers; BERT_PARTS has those within a layer."""
-T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(\w+)(?:\.(\w+))?\.weight")
+"""Prefixes of our names -> BERT's; the first that fits."""
+T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 T5_NAMES = {
     "model.embed_tokens.weight": "shared.weight",
     "lm_head.weight": "lm_head.weight",
@@ -52,17 +37,6 @@ T5_NAMES = {
     },
 }
 """Our names -> T5's, outside the layers."""
-T5_MATRICES = {
-    "q_proj": "q",
-    "k_proj": "k",
-    "v_proj": "v",
-    "o_proj": "o",
-    "gate_proj": "wi_0",
-    "up_proj": "wi_1",
-    "down_proj": "wo",
-}
-
-
 SIZES = {
     "vocab_size": "vocab_size",
     "width": "hidden_size",
@@ -253,12 +227,8 @@ def bert_shape(config: ConfigJson) -> Shape:
 
 def bert_name(name: str) -> str:
     """BERT's name of one of our tensors."""
-    if name == "output_bias":
-        return "cls.predictions.bias"
-    if match := BERT_LAYER.fullmatch(name):
-        return f"bert.encoder.layer.{match[1]}.{BERT_PARTS[match[2]]}.{match[3]}"
-    module, _, last = name.rpartition(".")
-    return f"{BERT_NAMES[module]}.{last}"
+    prefix = next(prefix for prefix in BERT_NAMES if name.startswith(prefix))
+    return BERT_NAMES[prefix] + name.removeprefix(prefix)
 
 
 def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, object]:
@@ -325,18 +295,4 @@ def t5_name(name: str, shape: Shape) -> str:
     if match is None:
         return T5_NAMES[name]
     of_decoder, number = divmod(int(match[1]), shape.layers)
-    part = match[2]
-    matrix = T5_MATRICES.get(match[3] or "")
-    last = 2 if of_decoder else 1
-    place, inner = {
-        "input_layernorm": (0, "layer_norm"),
-        "self_attn": (0, "SelfAttention"),
-        "cross_layernorm": (1, "layer_norm"),
-        "cross_attn": (1, "EncDecAttention"),
-        "post_attention_layernorm": (last, "layer_norm"),
-        "mlp": (last, "DenseReluDense"),
-    }[part]
-    path = (
-        f"{'decoder' if of_decoder else 'encoder'}.block.{number}.layer.{place}.{inner}"
-    )
-    return f"{path}.{matrix}.weight" if matrix else f"{path}.weight"
+    return f"{'decoder' if of_decoder else 'encoder'}.block.{number}.{match[2]}"

@@ -33,13 +33,40 @@ scores.
 
 Source: T5's code, mesh_tensorflow/transformer/attention.py.
 """
-EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.tok_embeddings.weight")
+EMBEDDINGS = (
+    "model.embed_tokens.weight",
+    "model.embeddings.tok_embeddings.weight",
+    "model.embeddings.word_embeddings.weight",
+)
 HEADS = ("lm_head.weight", "decoder.weight")
 VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS, "output_bias")
 """Tensors with a row or number per id; the last ids may be padding."""
 FINAL_NORM = "model.norm.weight"
 LAYERS = "layers."
 """Substring of the names of parameters in layers."""
+DECODER_NAMES = {
+    ".embeddings.word_embeddings.": ".embed_tokens.",
+    ".embeddings.position_embeddings.": ".embed_positions.",
+    ".embeddings.token_type_embeddings.": ".embed_types.",
+    ".attention.self.query.": ".self_attn.q_proj.",
+    ".attention.self.key.": ".self_attn.k_proj.",
+    ".attention.self.value.": ".self_attn.v_proj.",
+    ".attention.output.dense.": ".self_attn.o_proj.",
+    ".intermediate.dense.": ".mlp.up_proj.",
+    ".output.dense.": ".mlp.down_proj.",
+    ".layer.0.SelfAttention.": ".self_attn.",
+    ".layer.1.EncDecAttention.": ".cross_attn.",
+    ".layer.1.DenseReluDense.": ".mlp.",
+    ".layer.2.DenseReluDense.": ".mlp.",
+    ".q.": ".q_proj.",
+    ".k.": ".k_proj.",
+    ".v.": ".v_proj.",
+    ".o.": ".o_proj.",
+    ".wi_0.": ".gate_proj.",
+    ".wi_1.": ".up_proj.",
+    ".wo.": ".down_proj.",
+}
+"""Matrices of BERT, then of T5 -> those of the decoder that they correspond to."""
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
@@ -56,7 +83,7 @@ def initial_tensor(
     mup_base_width: int | None = None,
 ) -> Tensor:
     """Initial value of a parameter: ones for norms, zeros for biases, matrices by the
-    scheme `init`.
+    scheme `init` and the name of the corresponding matrix of the decoder.
 
     With a base width, standard deviations of matrices in the layers scale with 1 /
     sqrt(width), and the gain of the final norm with 1 / width: the output multiplier of
@@ -67,6 +94,8 @@ def initial_tensor(
     if len(size) < 2:
         vector = torch.zeros(size) if name.endswith("bias") else torch.ones(size)
         return vector * narrowing if name == FINAL_NORM else vector
+    for part, in_decoder in DECODER_NAMES.items():
+        name = name.replace(part, in_decoder)
     generator = generator_of(seed, name)
     deviation, cut = _deviation(init, name, size, shape)
     if name not in VOCABULARY_TENSORS:

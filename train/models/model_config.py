@@ -102,9 +102,9 @@ class Shape:
             sum (Mixtral, most of Qwen3-MoE).
         encoder: true for bidirectional attention and prediction of masked tokens (see
             models.encoder).
-        bert: true if an encoder is BERT's (see models.bert), not ModernBERT's.
+        bert: true if an encoder is BERT's (see models.encoder), not ModernBERT's.
         encoder_decoder: true if a decoder beside an encoder, with `layers` each,
-            predicts hidden spans (see models.encoder_decoder).
+            predicts hidden spans (see models.encoder).
         prefix_lm: true if tokens of a prompt attend to each other in both directions
             (see objectives.prefix_rows).
         published: settings of a model that was trained elsewhere.
