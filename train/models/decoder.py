@@ -262,25 +262,20 @@ class Decoder(nn.Module):
         return normalised
 
 
-class Llama(nn.Module):
+class Llama(ShapedModel):
     """Decoder language model. Padding rows of the vocabulary take no part: their logits
     are not computed.
 
     Attributes:
-        shape: its sizes.
         tensor_mesh: processes that split its matrices, if any (see parallel.tensor).
         row_split: processes that each compute a share of every row's tokens, if
             several; cached tokens are not split.
-        is_compiled: true if layers are compiled (see `configure`).
     """
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape = shape
+        super().__init__(shape, Decoder(shape))
         self.tensor_mesh: DeviceMesh | None = None
         self.row_split: RowSplit | None = None
-        self.is_compiled = False
-        self.model = Decoder(shape)
         if not shape.tied_embeddings:
             self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
 
@@ -390,7 +385,9 @@ def configure(model: Any, compute: Compute) -> None:
     """
     layers: list[Any] = list(model.model.layers.children())
     if compute.activation_checkpointing in ("full", "selective"):
-        kept = "nothing" if compute.activation_checkpointing == "full" else "selected"
+        kept: Kept = (
+            "nothing" if compute.activation_checkpointing == "full" else "selected"
+        )
         for layer in layers[
             compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block
         ]:

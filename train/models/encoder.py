@@ -235,20 +235,46 @@ class RelativeBias(nn.Module):
         return F.embedding(buckets, self.weight).permute(2, 0, 1)[None]
 
 
+class T5Layer(nn.Module):
+    """Layer of T5's encoder or decoder, which attends to encoded tokens too."""
+
+    def __init__(self, config: Any, number: int) -> None:
+        from transformers.models.t5.modeling_t5 import T5Block
+
+        super().__init__()
+        self.block = T5Block(config, layer_idx=number)
+
+    def forward(
+        self,
+        x: Tensor,
+        visible: Tensor,
+        encoded: Tensor | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        """(n, t, d) -> (n, t, d).
+
+        Args:
+            x: hidden states.
+            visible: (n or 1, h, t, t), added to scores.
+            encoded: (n, s, d), in the decoder.
+            real: (n, 1, t, s) bool, true for encoded tokens that are not padding.
+        """
+        hidden, *_ = self.block(x, None, visible, encoded, None, real)
+        return hidden
+
+
 class T5Stacks(nn.Module):
     """Embedding, the layers of the encoder followed by those of the decoder, and the
     norm of each.
     """
 
     def __init__(self, shape: Shape) -> None:
-        from transformers.models.t5.modeling_t5 import T5Block
-
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
         self.encoder_bias = RelativeBias(shape)
         self.decoder_bias = RelativeBias(shape)
         self.layers = nn.ModuleList(
-            T5Block(layer_config(shape, is_decoder=of_decoder), layer_idx=number)
+            T5Layer(layer_config(shape, is_decoder=of_decoder), number)
             for of_decoder in (False, True)
             for number in range(shape.layers)
         )
@@ -277,10 +303,10 @@ class T5Stacks(nn.Module):
         real = real.expand(-1, -1, t, -1)
         middle = len(self.layers) // 2
         for layer in self.layers[:middle]:
-            encoded, *_ = layer(encoded, None, encoder_bias)
+            encoded = layer(encoded, encoder_bias)
         encoded = self.encoder_norm(encoded)
         for layer in self.layers[middle:]:
-            hidden, *_ = layer(hidden, None, decoder_bias, encoded, None, real)
+            hidden = layer(hidden, decoder_bias, encoded, real)
         return self.norm(hidden)
 
 

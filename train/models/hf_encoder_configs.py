@@ -25,7 +25,7 @@ BERT_NAMES = {
     "output_bias": "cls.predictions.bias",
 }
 """Prefixes of our names -> BERT's; the first that fits."""
-T5_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+T5_LAYER = re.compile(r"model\.layers\.(\d+)\.block\.(.+)")
 T5_NAMES = {
     "model.embed_tokens.weight": "shared.weight",
     "lm_head.weight": "lm_head.weight",
