@@ -428,6 +428,15 @@ def report(
             "[default: by FILE's suffix, or html]",
         ),
     ] = None,
+    training_summary: Annotated[
+        bool,
+        Option(
+            "--training-summary",
+            help="Instead write a summary of training content by the European "
+            "Commission's "
+            "template: sources, sizes, languages, licences, domain names, opt-outs.",
+        ),
+    ] = False,
 ) -> None:
     """Write a report of the committed stages as one self-contained file: HTML or
     Markdown.
@@ -437,6 +446,7 @@ def report(
     from gristmill.flows.pages.markdown import markdown_page
     from gristmill.flows.pages.page_html import html_file
     from gristmill.flows.report.report import render_report
+    from gristmill.flows.report.training_content import training_content
 
     if form is None:
         form = (
@@ -444,11 +454,17 @@ def report(
             if out is not None and out.suffix == ".md"
             else ReportForm.html
         )
-    out = out or Path(f"report.{form.value}")
+    out = out or Path(
+        f"{'training-content' if training_summary else 'report'}.{form.value}"
+    )
     target = out_file("--out", out)
     session = open_or_exit(manifest, set_, store)
     write = markdown_page if form is ReportForm.md else html_file
-    write_text(target, mask_known(render_report(session, None, write)))
+    if training_summary:
+        text = write(training_content(session))
+    else:
+        text = render_report(session, None, write)
+    write_text(target, mask_known(text))
     echo(out)
 
 

@@ -235,7 +235,9 @@ class MixedSource(Section):
     """Settings of a source in the mixture."""
 
     licence: str | None = None
-    """Licence of the documents: kept in their column `licence`, and in cards."""
+    """Licence of the documents: kept in their column `licence`, in cards and in the
+    summary of training content.
+    """
     weight: NotNegative = 1.0
     """Share of the mixture's tokens, relative to the other weights."""
     max_epochs: PositiveFloat = 1.0
