@@ -153,19 +153,19 @@ class Corpus:
         """Schema of each step's tables; a column has its type in the first shard with a
         value.
         """
-        return {step: self._step_schema(step) for step in self.steps}
-
-    def _step_schema(self, step: str) -> pa.Schema:
-        fields: dict[str, pa.Field] = {}
-        for shard in self.shards:
-            with open_table(self.inputs[step] / shard) as file:
-                for column in file.schema_arrow:
-                    before = fields.get(column.name)
-                    if before is None or pa.types.is_null(before.type):
-                        fields[column.name] = column
-            if not any(pa.types.is_null(column.type) for column in fields.values()):
-                break
-        return pa.schema(list(fields.values()))
+        schemas = {}
+        for step in self.steps:
+            fields: dict[str, pa.Field] = {}
+            for shard in self.shards:
+                with open_table(self.inputs[step] / shard) as file:
+                    for column in file.schema_arrow:
+                        before = fields.get(column.name)
+                        if before is None or pa.types.is_null(before.type):
+                            fields[column.name] = column
+                if not any(pa.types.is_null(column.type) for column in fields.values()):
+                    break
+            schemas[step] = pa.schema(list(fields.values()))
+        return schemas
 
     def batches(
         self,

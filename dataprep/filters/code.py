@@ -53,9 +53,9 @@ import pyarrow as pa
 
 from gristmill.dataprep.filters.lines_and_sentences import count_words, text_classes
 from gristmill.dataprep.filters.listed_words import (
-    Phrases,
+    Automaton,
+    build,
     count_phrases,
-    prepare_phrases,
 )
 from gristmill.dataprep.filters.rule_sets import Columns, RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
@@ -132,8 +132,8 @@ CODE_INTEGERS = (
 """Columns that are whole numbers and never null (int64); all others are float64."""
 
 _GENERATED, _XML_HEADER = (
-    prepare_phrases(GENERATED),
-    prepare_phrases(["<?xml version="]),
+    build(GENERATED),
+    build(["<?xml version="]),
 )
 
 
@@ -249,8 +249,8 @@ def _measure_texts(
     classes: np.ndarray,
     flags: np.ndarray,
     html: np.ndarray,
-    generated: Phrases,
-    xml_header: Phrases,
+    generated: Automaton,
+    xml_header: Automaton,
     values: np.ndarray,
 ) -> None:
     for text in range(len(html)):

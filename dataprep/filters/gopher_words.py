@@ -30,11 +30,11 @@ from gristmill.dataprep.filters.lines_and_sentences import (
 )
 from gristmill.dataprep.filters.repetition import copied_segments
 from gristmill.dataprep.langid.language_codes import parse_label
-from gristmill.dataprep.text.hashing import first_bytes, load64
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.hashing import ODD, append_hash, first_bytes, fmix64
+from gristmill.dataprep.text.kernels import inner_kernel, kernel
 from gristmill.dataprep.text.simd import ones
 from gristmill.dataprep.text.spans import strip
-from gristmill.dataprep.text.swar import HIGH_BITS, equal_to, letters_of
+from gristmill.dataprep.text.swar import HIGH_BITS, letters_of
 from gristmill.dataprep.text.unicode_tables import (
     code_point_flags,
     decode,
@@ -53,10 +53,8 @@ from gristmill.dataprep.words.tokenise_words import (
 )
 from gristmill.mixtures.steps.rules import GopherRules
 
-PLACES = 128
-"""Slots of a language's table of short stop words: more than twice its number of such
-words.
-"""
+PLACES = 256
+"""Slots of a language's table of stop words: twice the number of their keys."""
 
 
 class StopWords(NamedTuple):
@@ -66,26 +64,16 @@ class StopWords(NamedTuple):
     """int32 of shape (n,): index of the text's language, or -1 without one."""
     lower: np.ndarray
     """uint32: `unicode_tables.lower_case()`, or empty to compare words as they are."""
-    begins: np.ndarray
-    """int32, one more than languages: the range of stop words of each language (at most
-    63).
-    """
-    offsets: np.ndarray
-    """int32, one more than stop words: the range of code points of each word."""
-    codes: np.ndarray
-    """uint32, the code points of all stop words."""
-    lengths: np.ndarray
-    """uint64, one per language: bit k is set if a stop word has k code points."""
-    initials: np.ndarray
-    """uint64, one per language: bit k is set if a stop word's first code point is k
-    modulo 64.
-    """
+    longest: np.ndarray
+    """int32, one per language: code points of its longest stop word."""
     keys: np.ndarray
-    """uint64 of shape (languages, PLACES): a hash table of the stop words of up to
-    eight bytes, by `first_bytes`.
+    """uint64 of shape (languages, PLACES): a hash table of the stop words, by
+    `key_of_bytes` and `key_of_code_points`.
     """
     numbers: np.ndarray
-    """int32 of the same shape: the number of the stop word in a slot, or -1."""
+    """int32 of the same shape: the number (at most 63) of the stop word in a slot, or
+    -1.
+    """
 
 
 @kernel
@@ -120,75 +108,53 @@ def find_stop_words(
     data, lower = texts.data, stop_words.lower
     starts, ends, chars, _ = text_words(texts, text)
     keys, numbers = stop_words.keys[language], stop_words.numbers[language]
+    longest = stop_words.longest[language]
     count, distinct = 0, np.uint64(0)
-    lengths, bit = stop_words.lengths[language], np.uint64(1)
     for word in range(len(starts)):
+        if chars[word] > longest:
+            continue
         start, size = starts[word], ends[word] - starts[word]
         key = first_bytes(data, start, size)
-        if size <= 8 and (len(lower) == 0 or key & HIGH_BITS == 0):
-            key = lower_ascii(key) if len(lower) else key
-            place = table_place(key)
-            number = numbers[place]
-            while number >= 0 and keys[place] != key:
-                place = (place + np.uint64(1)) & np.uint64(PLACES - 1)
-                number = numbers[place]
-            # A word may end in zero bytes, which the key does not show.
-            if (
-                number >= 0
-                and stop_words.offsets[number + 1] - stop_words.offsets[number]
-                != chars[word]
-            ):
-                number = np.int32(-1)
-        elif chars[word] > 63 or lengths >> np.uint64(chars[word]) & bit == 0:
-            continue
+        if size <= 8 and key & HIGH_BITS == 0:
+            key = key_of_bytes(lower_ascii(key) if len(lower) else key, size)
         else:
-            number = _compare(data, start, chars[word], stop_words, language)
+            key = key_of_code_points(data, start, start + size, lower)
+        place = key & np.uint64(PLACES - 1)
+        number = numbers[place]
+        while number >= 0 and keys[place] != key:
+            place = (place + np.uint64(1)) & np.uint64(PLACES - 1)
+            number = numbers[place]
         if number >= 0:
             count += 1
-            distinct |= bit << np.uint64(number - stop_words.begins[language])
+            distinct |= np.uint64(1) << np.uint64(number)
     return count, int(np.int64(ones(distinct)))
 
 
-@kernel
-def table_place(key: np.uint64) -> np.uint64:
-    """Return the first slot of the search for a key in a table of PLACES."""
-    return (key ^ key >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(57)
+@inner_kernel
+def key_of_bytes(word: np.uint64, size: int) -> np.uint64:
+    """Return the key of a word of up to eight bytes of ASCII, of `first_bytes`."""
+    return fmix64(word + np.uint64(size) * ODD)
+
+
+@inner_kernel
+def key_of_code_points(
+    data: np.ndarray, start: int, end: int, lower: np.ndarray
+) -> np.uint64:
+    """Return the key of any word, in lower case if `lower` is not empty."""
+    key = np.uint64(0)
+    while start < end:
+        code, width = decode(data, start)
+        if len(lower):
+            code = int(lower[code])
+        key = append_hash(key, np.uint64(code))
+        start += width
+    return fmix64(key)
 
 
 @kernel
 def lower_ascii(key: np.uint64) -> np.uint64:
     """Return eight bytes of ASCII in lower case."""
     return key | letters_of(key) >> np.uint64(2)
-
-
-@kernel
-def _compare(
-    data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int
-) -> int:
-    """Return the number of the stop word that a word with this number of code points
-    spells; -1 if there is none.
-    """
-    lower = stop_words.lower
-    code, _ = decode(data, start)
-    if len(lower):
-        code = int(lower[code])
-    if stop_words.initials[language] >> np.uint64(code & 63) & np.uint64(1) == 0:
-        return -1
-    for number in range(stop_words.begins[language], stop_words.begins[language + 1]):
-        step, last = stop_words.offsets[number], stop_words.offsets[number + 1]
-        if last - step != chars:
-            continue
-        at = start
-        while step < last:
-            code, width = decode(data, at)
-            if len(lower):
-                code = int(lower[code])
-            if code != stop_words.codes[step]:
-                break
-            at, step = at + width, step + 1
-        if step == last:
-            return number
-    return -1
 
 
 @kernel
@@ -239,25 +205,8 @@ def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
     """Return the number of occurrences of `...` (from the left, not overlapping) and of
     `…`.
     """
-    one_byte, two_bytes = np.uint64(8), np.uint64(16)
-    at, stop = np.uint64(begin), np.uint64(end)
-    # Skip bytes before the first ellipsis; the first six of eight bytes may begin one.
-    while at + one_byte <= stop:
-        eight = load64(data, at)
-        stops, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
-        if stops & stops >> one_byte & stops >> two_bytes != 0:
-            break
-        if (
-            leads != 0
-            and leads
-            & equal_to(eight, 0x80) >> one_byte
-            & equal_to(eight, 0xA6) >> two_bytes
-            != 0
-        ):
-            break
-        at += np.uint64(6)
     count, dots = 0, 0
-    for place in range(np.int64(at), end):
+    for place in range(begin, end):
         byte = data[place]
         if byte == 0x2E:
             dots += 1
@@ -422,33 +371,27 @@ _INDEX = {language: number for number, language in enumerate(STOP_WORDS)}
 
 
 @lru_cache(maxsize=1000)
-def _tables(of_languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ...]:
-    lists = [tuple(dict.fromkeys(words)) for words in of_languages]
-    words = [word for list_words in lists for word in list_words]
-    begins = np.cumsum([0, *map(len, lists)]).astype(np.int32)
-    offsets = np.cumsum([0, *map(len, words)]).astype(np.int32)
-    codes = np.array(
-        [ord(character) for word in words for character in word], np.uint32
-    )
-    lengths = np.array(
-        [sum({1 << len(word) for word in part}) for part in lists], np.uint64
-    )
-    initials = np.array(
-        [sum({1 << (ord(word[0]) & 63) for word in part}) for part in lists], np.uint64
-    )
+def _tables(
+    lists: tuple[tuple[str, ...], ...],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    longest = np.array([max(map(len, words), default=0) for words in lists], np.int32)
     keys = np.zeros((len(lists), PLACES), np.uint64)
     numbers = np.full((len(lists), PLACES), -1, np.int32)
-    for number, word in enumerate(words):
-        encoded = word.encode()
-        if len(encoded) > 8:
-            continue
-        language = np.searchsorted(begins, number, side="right") - 1
-        key = int.from_bytes(encoded, "little")
-        place = int(table_place(np.uint64(key)))
-        while numbers[language, place] >= 0:
-            place = (place + 1) % PLACES
-        keys[language, place], numbers[language, place] = key, number
-    return begins, offsets, codes, lengths, initials, keys, numbers
+    as_they_are = np.empty(0, np.uint32)
+    for language, words in enumerate(lists):
+        for number, word in enumerate(dict.fromkeys(words)):
+            encoded = np.frombuffer(word.encode(), np.uint8)
+            size = len(encoded)
+            word_keys = [key_of_code_points(encoded, 0, size, as_they_are)]
+            if word.isascii() and size <= 8:
+                short = np.uint64(first_bytes(encoded, 0, size))
+                word_keys.append(key_of_bytes(short, size))
+            for key in word_keys:
+                place = int(key) % PLACES
+                while numbers[language, place] >= 0:
+                    place = (place + 1) % PLACES
+                keys[language, place], numbers[language, place] = key, number
+    return longest, keys, numbers
 
 
 Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]

@@ -10,11 +10,10 @@ file, or a source with a `limit`, is one task that fills several shards.
 
 Memory does not depend on the number of documents. A worker holds a shard and its
 tables, four times `shard_bytes` (or one document, four times `max_document_bytes`), and
-up to 20,000 rows of quarantine; while ids are compared, some 100 MB
-(`duplicate_records.py`). The parent process holds about 1 kB per file and the result of
-each task: another 1 kB, and the first quarantined records. A worker also holds the
-names of a tar archive's members, 150 bytes each, as a repeated name gets another
-locator.
+up to 20,000 rows of quarantine. The parent process holds about 1 kB per file and the
+result of each task: another 1 kB, and the first quarantined records; while it compares
+ids, up to 1 GB (`duplicate_records.py`). A worker also holds the names of a tar
+archive's members, 150 bytes each, as a repeated name gets another locator.
 """
 
 from __future__ import annotations
@@ -248,11 +247,8 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
             repeat = settle_repeats(
                 name,
                 shards_of(out, name, results),
-                counts["sources"][name]["kept"],
-                f"repeats-{number:05d}",
                 source.on_repeat == "fail",
                 out / "dropped" / f"repeated-{number:05d}.parquet",
-                context,
             )
             repeats += [] if repeat is None else [repeat]
     for repeat in repeats:

@@ -108,8 +108,15 @@ def _from_line(
         record = from_row(reading, number, row, locator, 0)
         if not isinstance(record, Rejected):
             return record  # excerpts of the others show all digits of numbers
+    replaced = 0
     try:
-        text, replaced = _line_text(line, reading)
+        try:
+            text = line.decode(UTF8)
+        except UnicodeDecodeError as error:
+            text, replaced = replace_bad(line.decode(UTF8, KEEP_BAD), UTF8)
+            is_strict = reading.encoding_errors == "strict"
+            if is_strict or replaced > most_replaced(len(line)):
+                raise ValueError(not_utf8(error)) from error
         row = parse_json(text)
     except ValueError as error:
         if isinstance(line, Unended):
@@ -145,17 +152,6 @@ def _exact_row(line: bytes, reading: Reading) -> Fields | None:
         if reading.is_nested and type(value) in (dict, list):
             return None  # a number in it may be kept
     return row
-
-
-def _line_text(line: bytes, reading: Reading) -> tuple[str, int]:
-    """Line as text, and the number of U+FFFD put for invalid bytes."""
-    try:
-        return line.decode(UTF8), 0
-    except UnicodeDecodeError as error:
-        text, replaced = replace_bad(line.decode(UTF8, KEEP_BAD), UTF8)
-        if reading.encoding_errors == "strict" or replaced > most_replaced(len(line)):
-            raise ValueError(not_utf8(error)) from error
-        return text, replaced
 
 
 def parse_json(line: bytes | str) -> Any:

@@ -20,7 +20,7 @@ from gristmill.dataprep.decontamination import decontaminate
 from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.dedup import exact_substring as dedup_substrings
 from gristmill.dataprep.dedup import lines as dedup_lines
-from gristmill.dataprep.readers import duplicate_records, ingest
+from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.runners import shuffle
 from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.tokenize import text_index
@@ -180,7 +180,6 @@ def test_shuffling_stages_give_the_same_bytes_in_both_forms(
         for module, name, value in (
             (streams, "PARTITION_BYTES", 500),
             (vocabulary_sample, "PARTITION_BYTES", 500),
-            (duplicate_records, "SORTED_BYTES", 500),
             (shuffle, "BATCH_BYTES", 200),
         ):
             monkeypatch.setattr(module, name, value)
