@@ -56,25 +56,24 @@ class TextReader:
 
     def read(self, texts: Sequence[str]) -> Read:
         """Read n texts, n > 0."""
-        parts = [
-            self._read_some(texts[start : start + TEXTS_AT_ONCE])
-            for start in range(0, len(texts), TEXTS_AT_ONCE)
-        ]
+        parts = []
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            part = texts[start : start + TEXTS_AT_ONCE]
+            windows = self.tokenizer.windows(part)
+            rows = np.empty((len(windows.ids), 0), np.float32)
+            for batch in length_batches(windows.lengths, self.network.batch_tokens):
+                ids = [windows.ids[window] for window in batch]
+                outputs = self.network.outputs(*pad(ids, self.tokenizer.padding))
+                if not rows.shape[1]:
+                    rows = np.empty((len(windows.ids), outputs.shape[1]), np.float32)
+                rows[batch] = outputs
+            tokens = np.bincount(windows.texts, windows.lengths, len(part))
+            parts.append(
+                Read(
+                    pool_windows(self.finish(rows), windows, self.pool),
+                    tokens.astype(np.int64),
+                    np.bincount(windows.texts, minlength=len(part)),
+                    windows.complete,
+                )
+            )
         return Read(*map(np.concatenate, zip(*parts, strict=True)))
-
-    def _read_some(self, texts: Sequence[str]) -> Read:
-        windows = self.tokenizer.windows(texts)
-        rows = np.empty((len(windows.ids), 0), np.float32)
-        for batch in length_batches(windows.lengths, self.network.batch_tokens):
-            ids = [windows.ids[window] for window in batch]
-            outputs = self.network.outputs(*pad(ids, self.tokenizer.padding))
-            if not rows.shape[1]:
-                rows = np.empty((len(windows.ids), outputs.shape[1]), np.float32)
-            rows[batch] = outputs
-        tokens = np.bincount(windows.texts, windows.lengths, len(texts))
-        return Read(
-            pool_windows(self.finish(rows), windows, self.pool),
-            tokens.astype(np.int64),
-            np.bincount(windows.texts, minlength=len(texts)),
-            windows.complete,
-        )

@@ -35,7 +35,6 @@ from gristmill.dataprep.examples.example_candidates import Asked, Draft, answer_
 from gristmill.dataprep.examples.preferences import dpo_example
 from gristmill.dataprep.examples.read_examples import (
     ExamplesError,
-    Origin,
     example_id,
     made_path,
     read_set,
@@ -292,37 +291,26 @@ class _SetWriter:
                 source.answer,
             )
             for example, origin in zip(read.examples, read.origins, strict=True):
-                if (
-                    self.excluded.isdisjoint((example["id"], origin.record))
-                    and example["id"] not in prompts
+                id_ = example["id"]
+                if id_ in prompts or not self.excluded.isdisjoint((id_, origin.record)):
+                    continue
+                if "tools" in example or any(
+                    "tool_calls" in message for message in example["prompt"]
                 ):
-                    self._take(example, origin, prompts, refused)
+                    refused[id_] = (
+                        "it has tools, which are not sent to a model that writes "
+                        "examples"
+                    )
+                    continue
+                record = None if origin.record == id_ else origin.record
+                if record is not None:
+                    self.links.append((record, id_))
+                messages: list[Message] = [
+                    {"role": message["role"], "content": message["content"]}
+                    for message in example["prompt"]
+                ]
+                prompts[id_] = Asked(id_, messages, record, example, origin.licence)
         return [prompts[prompt_id] for prompt_id in sorted(prompts)], refused
-
-    def _take(
-        self,
-        example: Example,
-        origin: Origin,
-        prompts: dict[str, Asked],
-        refused: dict[str, str],
-    ) -> None:
-        if "tools" in example or any(
-            "tool_calls" in message for message in example["prompt"]
-        ):
-            refused[example["id"]] = (
-                "it has tools, which are not sent to a model that writes examples"
-            )
-            return
-        record = None if origin.record == example["id"] else origin.record
-        if record is not None:
-            self.links.append((record, example["id"]))
-        messages: list[Message] = [
-            {"role": message["role"], "content": message["content"]}
-            for message in example["prompt"]
-        ]
-        prompts[example["id"]] = Asked(
-            example["id"], messages, record, example, origin.licence
-        )
 
     def choose(self, drafts: Sequence[Draft], refused: Mapping[str, str]) -> _Made:
         """Choose the answers to each prompt that become examples."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -109,23 +109,23 @@ def load_scores(path: str, sha256: str) -> LogScores:
     config.show_progress = False
     config.arpa_complain = kenlm.ARPALoadComplain.NONE
     try:
-        return partial(_score_with_kenlm, kenlm.Model(str(Path(path)), config))
+        score = kenlm.Model(str(Path(path)), config).score
     except (OSError, RuntimeError) as error:
         raise PerplexityError(
             f"{path} is not an n-gram model that KenLM can read (an ARPA file or its "
             f"own binary): {error}"
         ) from error
 
+    def score_texts(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        logs = np.zeros(len(texts))
+        ends = np.zeros(len(texts), np.int64)
+        for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist()):
+            # In bytes only ASCII whitespace separates words, for Python and for KenLM,
+            # which adds <s> and </s>.
+            scores = [
+                score(line) for line in text.split(b"\n") if line and not line.isspace()
+            ]
+            logs[row], ends[row] = sum(scores), len(scores) + len(text.split())
+        return logs, ends
 
-def _score_with_kenlm(model: Any, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    logs = np.zeros(len(texts))
-    ends = np.zeros(len(texts), np.int64)
-    score = model.score
-    for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist()):
-        # In bytes only ASCII whitespace separates words, for Python and for KenLM,
-        # which adds <s> and </s>.
-        scores = [
-            score(line) for line in text.split(b"\n") if line and not line.isspace()
-        ]
-        logs[row], ends[row] = sum(scores), len(scores) + len(text.split())
-    return logs, ends
+    return score_texts
