@@ -9,6 +9,7 @@ alone, never on a clock, so the same rendering ends or fails on every machine.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
@@ -20,12 +21,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
 MOST_WORK = 50_000_000
 """Units of one rendering, some ten seconds: 1,001 messages with calls of tools take 0.2
 million by the templates of Qwen3, Llama 3.1 and GLM-4.5, 8 million by gpt-oss's and 24
-million by Gemma 4's, whose work is quadratic.
+million by Gemma 4's, whose work is quadratic. A written character takes one.
 """
 STEP = 32
 """Units of a turn of a loop, a call, an operator or a filter."""
@@ -34,63 +34,34 @@ ELEMENT = 4
 CHARACTERS_PER_UNIT = 64
 """Characters that Python's strings copy, compare or search in 50 ns."""
 NODES_PER_UNIT = 8
-"""Nodes of a body's syntax tree, most of which are in branches that are not taken."""
+"""Nodes of a body's syntax tree and characters of its text, most of which are in
+branches that are not taken.
+"""
 MOST_CHARACTERS = 1 << 26
-"""Maximum number of characters written by an operation or by the whole rendering."""
-MOST_DIGITS = 5
-"""Maximum number of digits of a width, as in `%9999d`."""
+"""Maximum number of characters or elements made by an operation."""
 MOST_BITS = 1 << 16
 """Maximum size of a number."""
-ABSENT_GLOBALS = ("lipsum",)
-"""Global function left out because it makes any amount of text."""
-ABSENT_FILTERS = ("urlize",)
-"""Filter left out because it takes quadratic time."""
+WIDE = re.compile(r"\d{6}|%[^%a-zA-Z]*\*|\{[^{}]*:[^{}]*\{")
+"""Width in a format that is large, or that a value sets: `%999999d`, `%*d`, `{:{}}`."""
 CONSTANT_TIME = frozenset(
     {"length", "count", "default", "d", "attr", "first", "int", "float", "abs", "items"}
 )
 """Filters whose time does not depend on the size of their arguments."""
 GROWING_METHODS = frozenset(
-    {
-        "replace",
-        "join",
-        "ljust",
-        "rjust",
-        "center",
-        "zfill",
-        "expandtabs",
-        "format",
-        "format_map",
-    }
+    {"replace", "join", "ljust", "rjust", "center", "zfill", "expandtabs"}
 )
 """Methods whose result may be as long as the product of their arguments' lengths."""
-COMPARISONS = frozenset(
-    {
-        "in",
-        "eq",
-        "==",
-        "equalto",
-        "ne",
-        "!=",
-        "lt",
-        "<",
-        "lessthan",
-        "le",
-        "<=",
-        "gt",
-        ">",
-        "greaterthan",
-        "ge",
-        ">=",
-    }
+COMPARISONS = (
+    "in eq == equalto ne != lt < lessthan le <= gt > greaterthan ge >=".split()
 )
 """Tests whose time depends on the size of their arguments."""
+SIZED = (str, bytes, list, tuple)
 
 
 class _Budget(threading.local):
-    """Remaining budget of this thread's rendering."""
+    """Remaining units of this thread's rendering."""
 
     work = MOST_WORK
-    characters = MOST_CHARACTERS
 
 
 _budget = _Budget()
@@ -115,22 +86,17 @@ class _Namespace(Namespace):
     """
 
     def __init__(self, /, *items: Any, **named: Any) -> None:
-        attributes = dict(*items, **named)
-        for name in attributes:
-            _refuse_internal(name)
-        super().__init__(attributes)
+        super().__init__()
+        for name, value in dict(*items, **named).items():
+            self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_internal(name)
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(
+                f"the template stores {name!r} in a namespace; names that begin with an "
+                "underscore are Python's own: choose another"
+            )
         super().__setitem__(name, value)
-
-
-def _refuse_internal(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(
-            f"the template stores {name!r} in a namespace; names that begin with an "
-            "underscore are Python's own: choose another"
-        )
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -139,57 +105,61 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        for name in ABSENT_GLOBALS:
-            self.globals.pop(name, None)
+        # nothing is computed while a template is compiled
+        super().__init__(optimized=False, finalize=_written, **options)
+        del self.globals["lipsum"]  # makes any amount of text
+        del self.filters["urlize"]  # takes quadratic time
         self.globals |= {"dict": _Dict(), "namespace": _Namespace}
-        self.filters = {
-            name: function
-            for name, function in self.filters.items()
-            if name not in ABSENT_FILTERS
-        }
         self.add_filters(self.filters)
         tests: dict[str, Any] = self.tests
-        self.tests = {
-            name: _charging(test) if name in COMPARISONS else test
-            for name, test in tests.items()
-        }
-        for function in (_counted, _written, _compared, _sliced, _joined, _charged):
+        for name in COMPARISONS:
+            tests[name] = _charging(tests[name])
+        for function in (_turns, _read, _sliced, _spend):
             self.filters[_filter_name(function)] = function
 
     def add_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
         """Add filters that are charged for the size of their arguments."""
-        self.filters |= {
-            name: function if name in CONSTANT_TIME else _charging(function)
-            for name, function in filters.items()
-        }
+        for name, function in filters.items():
+            is_cheap = name in CONSTANT_TIME
+            self.filters[name] = function if is_cheap else _charging(function)
 
     def _parse(
         self, source: str, name: str | None, filename: str | None
     ) -> nodes.Template:
-        tree: nodes.Template = _Charges().visit(super()._parse(source, name, filename))
+        """Parse a template, and add charges for what Jinja does without asking the
+        environment.
+        """
+        tree = super()._parse(source, name, filename)
+        for node in list(tree.find_all(nodes.Node)):
+            if isinstance(node, nodes.For):
+                node.iter = _filter(node.iter, _turns, nodes.Const(_units_of(node)))
+            elif isinstance(node, nodes.Macro | nodes.CallBlock):
+                charge = _filter(nodes.Const(_units_of(node)), _spend)
+                node.body.insert(0, nodes.ExprStmt(charge))
+            elif isinstance(node, nodes.Compare):
+                for operand in node.ops:
+                    operand.expr = _filter(operand.expr, _read)
+            elif isinstance(node, nodes.Concat):
+                node.nodes = [_filter(part, _read) for part in node.nodes]
+            elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+                node.node = _filter(node.node, _sliced)
         tree.set_environment(self)
         return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute `left operator right`, unless the result would be too large."""
-        is_format = operator == "%" and isinstance(left, str)
-        is_sized = any(
-            isinstance(value, str | bytes | list | tuple) for value in (left, right)
-        )
         _spend(STEP)
-        if operator == "**":
-            exponent = abs(right) if isinstance(right, int) else 1
-            _refuse_above(_bits(left) * exponent, MOST_BITS, "the bits of a number")
-        elif operator == "*" and not is_sized:
-            _refuse_above(_bits(left) + _bits(right), MOST_BITS, "the bits of a number")
-        elif operator == "*" or is_format:
+        if operator == "%" and isinstance(left, str | bytes):
+            _spend_format(str(left), right)
+        elif operator == "+" and isinstance(left, SIZED) and isinstance(right, SIZED):
+            _spend_size(len(left) + len(right))
+        elif isinstance(left, SIZED) or isinstance(right, SIZED):
             _spend_product((left, right))
-        elif isinstance(left, Sequence) and isinstance(right, Sequence):
-            _refuse_above(len(left) + len(right), MOST_CHARACTERS, "a text or list")
-            _spend((len(left) + len(right)) // CHARACTERS_PER_UNIT)
-        if is_format:
-            refuse_widths(left)
+        elif isinstance(left, int) and isinstance(right, int):
+            is_power = operator == "**"
+            bits = left.bit_length()
+            bits = bits * right if is_power else bits + right.bit_length()
+            _refuse_above(bits, MOST_BITS, "the bits of a number")
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[override]
@@ -197,22 +167,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         much.
         """
         _spend(STEP)
-        if isinstance(function, LoopContext):
-            counted = [_counted(items, STEP) for items in args]
-            return super().call(context, function, *counted, **options)
         # The sandbox gives its own function for a text's `format`, around the method.
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
         name = getattr(function, "__name__", "")
         values = (*args, *options.values())
-        if isinstance(owner, str | bytes | list | tuple):
-            if name in GROWING_METHODS:
-                _spend_product((owner, *values))
-            else:
-                _spend(_weight((owner, *args)))
-            if name in ("format", "format_map"):
-                refuse_widths(str(owner))
-        elif not isinstance(function, Macro) and not isinstance(owner, dict):
+        if isinstance(function, LoopContext):
+            args = tuple(_turns(items, STEP) for items in args)
+        elif isinstance(function, Macro) or isinstance(owner, dict):
+            pass
+        elif not isinstance(owner, SIZED):
             _spend_product(values)
+        elif name in ("format", "format_map"):
+            _spend_format(str(owner), values)
+        elif name in GROWING_METHODS:
+            _spend_product((owner, *values))
+        else:
+            _read((owner, *args))
         return super().call(context, function, *args, **options)
 
 
@@ -223,72 +193,12 @@ def render(template: jinja2.Template, **names: Any) -> str:
         jinja2.TemplateError: the template refuses its values, or exceeds its budget.
     """
     _budget.work = MOST_WORK
-    _budget.characters = MOST_CHARACTERS
     try:
         return template.render(**names)
     except (RecursionError, OverflowError, MemoryError) as error:
         raise SecurityError(
             f"the template does more than it may: {type(error).__name__}: {error}"
         ) from error
-    finally:
-        _budget.work = MOST_WORK
-        _budget.characters = MOST_CHARACTERS
-
-
-class _Charges(NodeTransformer):
-    """Adds to a syntax tree the filters that charge for what Jinja does without asking
-    the environment.
-    """
-
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        """`{% for x in y %}` goes over `y | counted(units of a turn)`."""
-        units = STEP + _units_of(node.body)
-        self.generic_visit(node)
-        node.iter = _filter(node.iter, _counted, nodes.Const(units, lineno=node.lineno))
-        return node
-
-    def visit_Macro(self, node: Any) -> Any:
-        """The body of a macro, and of a call block, begins with a charge for its
-        content.
-        """
-        units = nodes.Const(_units_of(node.body), lineno=node.lineno)
-        self.generic_visit(node)
-        charge = nodes.ExprStmt(_filter(units, _charged), lineno=node.lineno)
-        node.body.insert(0, charge)
-        return node
-
-    visit_CallBlock = visit_Macro
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Output:
-        """`{{ x }}` is `{{ x | written }}`."""
-        self.generic_visit(node)
-        node.nodes = [
-            part if isinstance(part, nodes.TemplateData) else _filter(part, _written)
-            for part in node.nodes
-        ]
-        return node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
-        """`a in b` is `a in (b | compared)`; the smaller side bounds the time of the
-        other operators.
-        """
-        self.generic_visit(node)
-        for operand in node.ops:
-            if not isinstance(operand.expr, nodes.Const):
-                operand.expr = _filter(operand.expr, _compared)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
-        """`a[b:c]` is `(a | sliced)[b:c]`."""
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
-            node.node = _filter(node.node, _sliced)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
-        """`a ~ b` is `[a, b] | joined`."""
-        self.generic_visit(node)
-        return _filter(nodes.List(node.nodes, lineno=node.lineno), _joined)
 
 
 def _filter(
@@ -303,68 +213,49 @@ def _filter_name(function: Callable[..., Any]) -> str:
     return f"{function.__name__} by gristmill"
 
 
-def _units_of(body: Sequence[nodes.Node]) -> int:
+def _units_of(node: nodes.Node) -> int:
     """Units of one pass through a body, without the turns of the loops in it."""
-    parts = [part for node in body for part in (node, *node.find_all(nodes.Node))]
-    characters = sum(
-        len(part.data) for part in parts if isinstance(part, nodes.TemplateData)
-    )
-    return len(parts) // NODES_PER_UNIT + characters // CHARACTERS_PER_UNIT
+    size = 0
+    for part in node.find_all(nodes.Node):
+        size += 1 + len(part.data if isinstance(part, nodes.TemplateData) else "")
+    return STEP + size // NODES_PER_UNIT
 
 
-@jinja2.pass_context  # so that the optimizer does not compute it beforehand
-def _charged(context: Any, units: int) -> None:
-    _spend(units)
-
-
-def _counted(items: Iterable[Any], units: int) -> Iterator[Any]:
+def _turns(items: Iterable[Any], units: int) -> Iterator[Any]:
     for item in items:
         _spend(units)
         yield item
 
 
-def _written(value: Any) -> Any:
+@jinja2.pass_context  # so that Jinja does not write constants while it compiles
+def _written(context: Any, value: Any) -> Any:
     if isinstance(value, str):
-        _budget.characters -= len(value)
-        _spend(1 + len(value) // CHARACTERS_PER_UNIT)
+        _spend(1 + len(value))
     else:
-        units = _weight(value)
-        _budget.characters -= units * CHARACTERS_PER_UNIT
-        _spend(units)
-    written = MOST_CHARACTERS - _budget.characters
-    _refuse_above(written, MOST_CHARACTERS, "the text that it writes")
+        _spend(_weight(value) * CHARACTERS_PER_UNIT)
     return value
 
 
-def _compared(value: Any) -> Any:
+def _read(value: Any) -> Any:
     _spend(_weight(value))
     return value
 
 
 def _sliced(value: Any) -> Any:
     if isinstance(value, Sequence):
-        _spend(STEP + len(value) // CHARACTERS_PER_UNIT)
+        _spend_size(len(value))
     return value
-
-
-def _joined(parts: Sequence[Any]) -> str:
-    _spend(_weight(parts))
-    texts = [str(part) for part in parts]
-    _refuse_above(sum(map(len, texts)), MOST_CHARACTERS, "a text")
-    return "".join(texts)
 
 
 def _charging(function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter or test that is charged for the size of its arguments."""
-    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja's own argument
 
     @wraps(function)
     def charging(*args: Any, **options: Any) -> Any:
-        values = (*args[skipped:], *options.values())
-        _spend(STEP)
-        _spend_product(values)
         if function.__name__ == "do_format":
-            refuse_widths(str(values[0]))
+            _spend_format(str(args[0]), (args, options))
+        else:
+            _spend_product((*args, *options.values()))
         return function(*args, **options)
 
     return charging
@@ -380,49 +271,50 @@ def _spend_product(values: Sequence[Any]) -> None:
             product *= max(abs(value), 1)
         elif hasattr(value, "__len__"):
             product *= max(len(value), 1)
-    _refuse_above(product, MOST_CHARACTERS, "the result of an operation")
-    _spend(product // CHARACTERS_PER_UNIT)
+    _spend_size(product)
     for value in values:
-        _spend(_weight(value))
+        _read(value)
+
+
+def _spend_format(form: str, values: Any) -> None:
+    """Charge for a format, which may write all values as often as it is long."""
+    refuse_widths(form)
+    _spend_size(len(form) * _weight(values) * CHARACTERS_PER_UNIT)
+
+
+def _spend_size(size: int) -> None:
+    _refuse_above(size, MOST_CHARACTERS, "the result of an operation")
+    _spend(STEP + size // CHARACTERS_PER_UNIT)
 
 
 def _weight(value: Any) -> int:
-    """Units of reading all of a value once. A shared part counts at each occurrence, as
-    it is written each time.
-
-    Raises:
-        SecurityError: there are more than the rendering may still spend.
+    """Units of reading all of a value once, or the rest of the budget if that is less.
+    A shared part counts at each occurrence, as it is written each time.
     """
     units = 0
     stack = [value]
-    while stack:
+    while stack and units <= _budget.work:
         part = stack.pop()
         units += ELEMENT
         if isinstance(part, str | bytes):
             units += len(part) // CHARACTERS_PER_UNIT
-        elif isinstance(part, list | tuple | set):
-            stack.extend(part)
-        elif isinstance(part, dict):
-            stack.extend(part)
-            stack.extend(part.values())
         elif isinstance(part, range):
             units += ELEMENT * len(part)
+        elif isinstance(part, dict):
+            stack += [*part, *part.values()]
+        elif isinstance(part, list | tuple | set):
+            stack += part
         elif isinstance(part, Namespace):
             stack.append(object.__getattribute__(part, "__dict__"))
-        if units > _budget.work:
-            _spend(units)
     return units
 
 
-def _bits(value: Any) -> int:
-    return value.bit_length() if isinstance(value, int) else 1
-
-
 def refuse_widths(form: str) -> None:
-    """Raise SecurityError for formats such as `%999999999d` with a very long result."""
-    digits = "".join(letter if letter.isdigit() else " " for letter in form).split()
-    longest = max(map(len, digits), default=0)
-    _refuse_above(longest, MOST_DIGITS, "the digits of a width")
+    """Raise SecurityError for a format such as `%999999d` with a very long result."""
+    if width := WIDE.search(form):
+        raise SecurityError(
+            f"the template does more than it may: it writes with the width {width[0]!r}"
+        )
 
 
 def _refuse_above(size: float, most: int, name: str) -> None:

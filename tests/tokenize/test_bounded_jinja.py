@@ -69,6 +69,11 @@ HOSTILE = {
     + "x" * 9999
     + "{% endmacro %}{% for a in range(99999) %}{% set u = f() %}"
     "{% endfor %}",
+    "a format of a long text": "{% set t = 'a' * 60000000 %}{{ '%(a)s' * 999 % "
+    "{'a': t} }}",
+    "a width that is a value": "{{ '%*d' % (9999999999, 1) }}{{ '{:{}}'.format('a', "
+    "9999999999) }}",
+    "text in a loop": "{% for a in range(99999) %}" + "x" * 9999 + "{% endfor %}",
     "a long body": "{% for a in range(99999) %}"
     + "{% set u = a %}" * 2000
     + "{% endfor %}",
