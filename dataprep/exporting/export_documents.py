@@ -4,7 +4,7 @@ common formats.
     parquet    documents-00000-of-00003.parquet ...       compressed with zstd
     jsonl      documents-00000-of-00003.jsonl.zst ...     one object per line
     hf         data/train-00000-of-00003.parquet ...      with README.md (the dataset
-                                                          card)
+                                                          card) and croissant.json
 
 Each also has `_documents.json`, written last: the selection, and every file with its
 documents, bytes and SHA-256.
@@ -36,6 +36,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.documents import Inputs
+from gristmill.dataprep.exporting.croissant import croissant
 from gristmill.dataprep.exporting.dataset_card import (
     About,
     Exported,
@@ -231,6 +232,7 @@ def export_documents(
     _check_conservation(exported, cuts)
     if section.format == "hf":
         write_text(out / "README.md", card(about, section, exported))
+        write_json(out / "croissant.json", croissant(about, section, exported))
     description = asdict(exported)
     if identity is None:
         del description["identity"]
@@ -405,7 +407,6 @@ class _HashingSink(io.RawIOBase):
         self._sink, self.digest, self.size = sink, hashlib.sha256(), 0
 
     def writable(self) -> bool:
-        """True, which pyarrow asks for."""
         return True
 
     def write(self, data: Any) -> int:

@@ -34,7 +34,7 @@ HUB = "hf://"
 HUB_FOLDER = re.compile(r"^hf://datasets/(?P<name>[\w.-]+/[\w.-]+)(?P<inner>/.*)?$")
 EXPORTS = "exports"
 """Folder of the store for the state of unfinished exports."""
-OWN_FILES = (LIST, "README.md")
+OWN_FILES = (LIST, "README.md", "croissant.json")
 
 
 def publish(

@@ -163,7 +163,7 @@ def problems_of(
 
 STAGE = Stage(
     "documents",
-    2,
+    1,
     "gristmill.dataprep.exporting.export_documents:run",
     configure,
     documents(),

@@ -250,7 +250,8 @@ class Documents(Section):
 
     format: Literal["parquet", "jsonl", "hf"] = "parquet"
     """`parquet`: Parquet with zstd. `jsonl`: JSON lines, compressed by zstd. `hf`: a
-    folder that `datasets.load_dataset` loads, with a dataset card.
+    folder that `datasets.load_dataset` loads, with a dataset card and Croissant
+    metadata.
     """
     columns: tuple[str, ...] | None = None
     """Columns in this order; if absent, all but `original_text`, the text before all

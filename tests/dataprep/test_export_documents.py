@@ -24,6 +24,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import Corpus, UnknownColumnError
 from gristmill.dataprep.exporting import export_documents as exporting
+from gristmill.dataprep.exporting.croissant import data_type
 from gristmill.dataprep.exporting.dataset_card import (
     Exported,
     hub_licence,
@@ -271,7 +272,7 @@ def test_files_hold_consecutive_documents_up_to_the_shard_size(
 def test_card_and_metadata_describe_the_export(
     corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    export_documents(
+    listing = export_documents(
         corpus,
         Documents(format="hf", shard_bytes=500),
         ABOUT,
@@ -292,6 +293,16 @@ def test_card_and_metadata_describe_the_export(
     assert "Duplicates were not looked for" in card
     assert "Languages were not determined" not in card
     assert "```yaml\nname: small\n```" in card
+    metadata = json.loads((tmp_path / "croissant.json").read_bytes())
+    assert metadata["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+    assert {
+        item["@id"]: item["sha256"]
+        for item in metadata["distribution"]
+        if item["@type"] == "cr:FileObject"
+    } == {name: entry["sha256"] for name, entry in listing.files.items()}
+    assert [
+        item["name"] for item in metadata["recordSet"][0]["field"]
+    ] == corpus.columns
 
 
 def test_hub_folder_loads_with_datasets(
@@ -317,7 +328,7 @@ def test_hub_folder_loads_with_datasets(
     assert loaded.column_names == corpus.columns
 
 
-def test_licences_and_sizes_use_names_of_the_hub() -> None:
+def test_licences_sizes_and_types_use_standard_vocabularies() -> None:
     assert [
         hub_licence(value)
         for value in ("CC-BY-4.0", "CC0", "MIT", "Apache 2.0", "my own", None)
@@ -335,4 +346,20 @@ def test_licences_and_sizes_use_names_of_the_hub() -> None:
         "1K<n<10K",
         "1M<n<10M",
         "n>1T",
+    ]
+    kinds = [
+        pa.int8(),
+        pa.uint64(),
+        pa.float64(),
+        pa.float16(),
+        pa.bool_(),
+        pa.large_string(),
+    ]
+    assert [data_type(str(value)) for value in kinds] == [
+        "sc:Integer",
+        "sc:Integer",
+        "sc:Float",
+        "sc:Float",
+        "sc:Boolean",
+        "sc:Text",
     ]
