@@ -158,7 +158,7 @@ def open_manifest(
     except (OSError, UnicodeDecodeError) as error:
         message = str(error) if is_named(path) else why_unreadable(error)
         if isinstance(error, FileNotFoundError) and not is_named(path):
-            message += ", or write one with: gristmill new"
+            message += ", or write one with: gristmill new --source PATH"
         problem = Problem(str(path), 0, WHOLE_FILE, message)
         raise ManifestError([problem]) from error
     return _parse(text, str(path), overrides)

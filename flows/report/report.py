@@ -19,6 +19,7 @@ from markupsafe import escape
 
 from gristmill.core.files import canonical_json, write_text
 from gristmill.core.secrets import mask_known, mask_secrets
+from gristmill.core.store import library_versions
 from gristmill.flows.pages.page_elements import (
     ByName,
     Details,
@@ -71,9 +72,11 @@ def write_report(session: Session, record: RunRecord) -> Path:
     """
     path = record.folder / REPORT
     ingredients = [
+        library_versions(),
+        str(session.store.root),
         commits_of(committed_folders(session)),
         mask_secrets(record.content["manifest"]),
-        [node.fingerprint for node in session.plan.values()],
+        [(node.fingerprint, node.alias) for node in session.plan.values()],
     ]
     digest = hashlib.sha256(canonical_json(ingredients)).hexdigest()
     mark = f"<!-- {digest} -->\n"

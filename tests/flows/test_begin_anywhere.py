@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from gristmill.flows.planning.predict import ShardClock
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.trace import trace_step
 from gristmill.flows.running.session import Session, open_session
@@ -173,7 +172,7 @@ def opened(folder: Path, text: str, until: str | None = None) -> Session:
 
 def made(session: Session) -> dict[str, dict[str, Any]]:
     """Run every stage; returns summaries by stage."""
-    runner = session.runner(ShardClock())
+    runner = session.runner(lambda event: None)
     for name in session.plan:
         runner.run_stage(name)
     return {name: session.folder(name).manifest()["summary"] for name in session.plan}

@@ -17,7 +17,6 @@ from rich.console import Console
 from gristmill.dataprep.examples.kept_examples import survivors
 from gristmill.dataprep.whatif_thresholds import NotReplayableError
 from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.planning.predict import ShardClock
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
@@ -74,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "".join(json.dumps(row) + "\n" for row in rows)
         )
     (folder / "run.yaml").write_text(MANIFEST)
-    opened(folder).runner(ShardClock()).run_stage("sft_prepare")
+    opened(folder).runner(lambda event: None).run_stage("sft_prepare")
     return folder
 
 

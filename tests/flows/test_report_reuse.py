@@ -95,6 +95,22 @@ def test_new_commit_or_manifest_renders_a_new_report(
     assert project.rendered == ["20260101-a", "20260102-a", "20260103-a"]
 
 
+def test_other_version_of_gristmill_renders_a_new_report(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.report("20260101-a", 0.0)
+    monkeypatch.setattr(run_report, "library_versions", lambda: {"gristmill": "0"})
+    project.report("20260102-a", 0.0)
+    assert project.rendered == ["20260101-a", "20260102-a"]
+
+
+def test_moved_store_renders_a_new_report(project: Project, tmp_path: Path) -> None:
+    project.report("20260101-a", 0.0)
+    project.session.store.root = tmp_path / "elsewhere"
+    project.report("20260102-a", 0.0)
+    assert project.rendered == ["20260101-a", "20260102-a"]
+
+
 def test_facts_are_gathered_again_only_for_new_commits(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
