@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,9 +35,6 @@ from gristmill.train.data.conversation_tokens import (
     encode_examples,
     why_left_out,
 )
-
-if TYPE_CHECKING:
-    pass
 
 HASH_BITS = 64
 HOLDOUT = "holdout.jsonl"
