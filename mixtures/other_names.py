@@ -91,17 +91,17 @@ group_by_length | - | rows are packed, and hardly padded | sft
 """Names elsewhere, keys here, note, sections; `-` for none."""
 
 
-def _cells(line: str) -> OtherName:
-    names, keys, note, sections = line.split(" | ")
-    return OtherName(
+OTHER_NAMES = tuple(
+    OtherName(
         tuple(names.split(", ")),
         () if keys == "-" else tuple(keys.split(", ")),
         note.removeprefix("-"),
         TRAININGS if sections == "-" else tuple(sections.split(", ")),
     )
-
-
-OTHER_NAMES = tuple(map(_cells, TABLE.splitlines()))
+    for names, keys, note, sections in (
+        line.split(" | ") for line in TABLE.splitlines()
+    )
+)
 
 
 def hint_of(name: str, section: str) -> str:

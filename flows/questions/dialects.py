@@ -8,7 +8,7 @@ sample of them by the hash of their ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -180,9 +180,8 @@ def _judge_batch(
         masks = failures(measure(rows, rules), rules.sets)
         kept = {}
         for name in SETS:
-            kept[name] = _unset(
-                mask for rule, mask in masks.items() if rule.startswith(name)
-            )
+            of_set = [mask for rule, mask in masks.items() if rule.startswith(name)]
+            kept[name] = ~np.any(of_set, axis=0)
         kept["both"] = kept["gopher_quality"] & kept["gopher_repetition"]
         tallies = totals.kept.setdefault(dialect, {})
         for name, mask in kept.items():
@@ -191,8 +190,3 @@ def _judge_batch(
         keeps.append(kept["both"])
     is_kept = np.array(keeps)
     totals.disagreeing += int((is_kept.any(axis=0) & ~is_kept.all(axis=0)).sum())
-
-
-def _unset(masks: Iterable[np.ndarray]) -> np.ndarray:
-    """Return True where no mask is set."""
-    return ~np.any(list(masks), axis=0)

@@ -415,7 +415,29 @@ def marked_text(
     for stage, spans in edits.items():
         # From the end, so that earlier offsets stay valid.
         for edit in sorted(spans, key=itemgetter("begin", "end"), reverse=True):
-            pieces = _edited(pieces, stage, edit)
+            edited: list[_Piece] = []
+            added = [_Piece(edit["text"].encode(), "added", stage)]
+            position = 0  # in the text that is not removed so far
+            for piece in pieces:
+                if piece.edit == "removed":
+                    edited.append(piece)
+                    continue
+                text = piece.text
+                begin, end = (
+                    min(max(edit[side] - position, 0), len(text))
+                    for side in ("begin", "end")
+                )
+                position += len(text)
+                edited.append(replace(piece, text=text[:begin]))
+                # Text added by an earlier stage was not in the original, so it
+                # vanishes.
+                if piece.edit != "added":
+                    edited.append(_Piece(text[begin:end], "removed", stage))
+                if edit["end"] <= position:
+                    edited += added
+                    added = []
+                edited.append(replace(piece, text=text[end:]))
+            pieces = [piece for piece in (*edited, *added) if piece.text]
     return [
         TextPiece(piece.text.decode("utf-8", "replace"), piece.edit, piece.stage)
         for piece in pieces
@@ -429,30 +451,6 @@ class _Piece:
     text: bytes
     edit: Literal["removed", "added"] | None = None
     stage: str | None = None
-
-
-def _edited(pieces: Sequence[_Piece], stage: str, edit: EditSpan) -> list[_Piece]:
-    """Apply one more edit, whose offsets count only text that is not removed so far."""
-    edited: list[_Piece] = []
-    added, position = [_Piece(edit["text"].encode(), "added", stage)], 0
-    for piece in pieces:
-        if piece.edit == "removed":
-            edited.append(piece)
-            continue
-        text = piece.text
-        begin, end = (
-            min(max(edit[side] - position, 0), len(text)) for side in ("begin", "end")
-        )
-        position += len(text)
-        edited.append(replace(piece, text=text[:begin]))
-        # Text added by an earlier stage was not in the original, so it vanishes.
-        if piece.edit != "added":
-            edited.append(_Piece(text[begin:end], "removed", stage))
-        if edit["end"] <= position:
-            edited += added
-            added = []
-        edited.append(replace(piece, text=text[end:]))
-    return [piece for piece in (*edited, *added) if piece.text]
 
 
 def describe_edits(

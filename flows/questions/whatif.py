@@ -441,10 +441,18 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> WhatIf:
             source: num_tokens / max(num_bytes, 1)
             for source, (_, num_bytes, num_tokens, _) in totals.now.items()
         }
-    now, then, unseen = (
-        _sizes(counts, tokens_per_byte)
-        for counts in (totals.now, totals.then, totals.unseen)
-    )
+    sizes: list[dict[str, Size]] = []
+    for counts in (totals.now, totals.then, totals.unseen):
+        sizes_of_sources = {}
+        for source, of_source in counts.items():
+            num_documents, num_bytes, known_tokens, untokenised = of_source.tolist()
+            num_tokens = None
+            if tokens_per_byte is not None:
+                estimate = untokenised * tokens_per_byte.get(source, 0.0)
+                num_tokens = known_tokens + round(estimate)
+            sizes_of_sources[source] = Size(num_documents, num_bytes, num_tokens)
+        sizes.append(sizes_of_sources)
+    now, then, unseen = sizes
     samples_by_rule = read_samples(comparison.inputs, totals.nearest)
     old_bounds = comparison.old_bounds
     cuts = []
@@ -462,20 +470,6 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> WhatIf:
             )
         )
     return WhatIf(now, then, unseen, totals.rules, cuts, tokens is not None)
-
-
-def _sizes(
-    counts: Counts, tokens_per_byte: Mapping[str, float] | None
-) -> dict[str, Size]:
-    sizes = {}
-    for source, of_source in counts.items():
-        documents, num_bytes, known_tokens, untokenised = of_source.tolist()
-        tokens = None
-        if tokens_per_byte is not None:
-            estimate = untokenised * tokens_per_byte.get(source, 0.0)
-            tokens = known_tokens + round(estimate)
-        sizes[source] = Size(documents, num_bytes, tokens)
-    return sizes
 
 
 def _replay_shard(

@@ -56,8 +56,11 @@ def held_out_tables(facts: Facts) -> list[Table]:
     for row in held_out_rows(facts):
         place = row.model, row.source
         if row.perplexity is not None:
-            losses = _bits_and_perplexity(row)
-            next_tokens.append([*place, *losses, row.token_accuracy, row.documents])
+            bits = _measure(row, "bits_per_byte")
+            perplexity = _measure(row, "perplexity")
+            next_tokens.append(
+                [*place, bits, perplexity, row.token_accuracy, row.documents]
+            )
         if row.masked_loss is not None:
             accuracy = _measure(row, "masked_accuracy")
             masked.append([*place, row.masked_loss, accuracy, row.documents])
@@ -79,11 +82,6 @@ def _measure(measures: SourceMeasures, name: str) -> Measure | None:
     if value is None:
         return None
     return Measure(value, **(getattr(measures, f"{name}_interval") or {}))
-
-
-def _bits_and_perplexity(values: SourceMeasures) -> list[Measure | None]:
-    """Bits per byte, and the perplexity."""
-    return [_measure(values, "bits_per_byte"), _measure(values, "perplexity")]
 
 
 def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:

@@ -357,8 +357,35 @@ def effect_rows(facts: Facts) -> list[Effect]:
         batch = sources.get(source, first).get("bits_per_byte")
         rows += _loss_effect("pretrain", f"text of {source}", batch, value)
     for stage in ("sft", "reward", "dpo", "rl"):
-        if stage in facts.training:
-            rows += _tuning_effects(stage, facts.trained(stage))
+        if stage not in facts.training:
+            continue
+        summary = facts.trained(stage)
+        before = summary.held_out_before or HeldOut()
+        held_out = summary.held_out or HeldOut()
+        if stage == "sft":
+            rows += _loss_effect(stage, "answers", before.loss, held_out.loss)
+        accuracy = held_out.reward_accuracy_interval
+        if stage == "reward":
+            margins = summary.margins
+            accuracy = margins.right.get("held_out") if margins else None
+        if accuracy is not None and stage in ("reward", "dpo"):
+            low, high = accuracy.low or 0.0, accuracy.high or 1.0
+            verdict = "within chance"
+            if low > 0.5 or high < 0.5:
+                verdict = "above chance" if low > 0.5 else "below chance"
+            pairs = f"{accuracy.units:,} pairs"
+            bounds = f"{verdict} ({low:.0%} to {high:.0%})"
+            rows.append((stage, pairs, "50%", f"{accuracy.value:.0%}", bounds))
+        gain = held_out.difference
+        if gain is not None and gain.low is not None and gain.high is not None:
+            verdict = f"within noise ({gain.low:+.3f} to {gain.high:+.3f})"
+            if gain.low == gain.high == 0:
+                verdict = "the same"
+            elif gain.low > 0 or gain.high < 0:
+                verdict = "better" if gain.low > 0 else "worse"
+            prompts = f"rewards of {summary.held_out_prompts:,} prompts"
+            rewards = f"{held_out.reward_before:.3f}", f"{held_out.reward:.3f}"
+            rows.append((stage, prompts, *rewards, verdict))
     return rows
 
 
@@ -370,33 +397,3 @@ def _loss_effect(
         change = "better" if after < before else "worse"
         verdict = "the same" if after == before else change
         yield stage, held_out, f"{before:.3f}", f"{after:.3f}", verdict
-
-
-def _tuning_effects(stage: str, summary: TrainingSummary) -> Iterator[Effect]:
-    """Held-out answers, pairs and rewards before and after a fine-tuning."""
-    before = summary.held_out_before or HeldOut()
-    held_out = summary.held_out or HeldOut()
-    if stage == "sft":
-        yield from _loss_effect(stage, "answers", before.loss, held_out.loss)
-    accuracy = held_out.reward_accuracy_interval
-    if stage == "reward":
-        margins = summary.margins
-        accuracy = margins.right.get("held_out") if margins else None
-    if accuracy is not None and stage in ("reward", "dpo"):
-        low, high = accuracy.low or 0.0, accuracy.high or 1.0
-        verdict = "within chance"
-        if low > 0.5 or high < 0.5:
-            verdict = "above chance" if low > 0.5 else "below chance"
-        pairs = f"{accuracy.units:,} pairs"
-        bounds = f"{verdict} ({low:.0%} to {high:.0%})"
-        yield stage, pairs, "50%", f"{accuracy.value:.0%}", bounds
-    gain = held_out.difference
-    if gain is not None and gain.low is not None and gain.high is not None:
-        verdict = f"within noise ({gain.low:+.3f} to {gain.high:+.3f})"
-        if gain.low == gain.high == 0:
-            verdict = "the same"
-        elif gain.low > 0 or gain.high < 0:
-            verdict = "better" if gain.low > 0 else "worse"
-        prompts = f"rewards of {summary.held_out_prompts:,} prompts"
-        rewards = f"{held_out.reward_before:.3f}", f"{held_out.reward:.3f}"
-        yield stage, prompts, *rewards, verdict
