@@ -1,9 +1,9 @@
 """Lookup of the language model.
 
 Without a language model in the manifest it is lid.176.ftz: from the environment's path,
-from the cache, or fetched from its publisher. The file is always checked against one pinned SHA-256, so that every machine measures the same.
-lid.176.ftz is by Joulin et al. 2016 ("FastText.zip", "Bag of Tricks"), under CC BY-SA
-3.0.
+from the cache, or fetched from its publisher. The file is always checked against one
+pinned SHA-256, so that every machine measures the same. lid.176.ftz is by Joulin et al.
+2016 ("FastText.zip", "Bag of Tricks"), under CC BY-SA 3.0.
 """
 
 from __future__ import annotations

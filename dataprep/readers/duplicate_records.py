@@ -7,7 +7,8 @@ whichever worker read it; the others are removed from the written shards. A rewr
 shard differs in size from its task's record, so an interrupted attempt repeats that
 task and ends with the same bytes.
 
-DuckDB compares the ids, on disk if they are many, and one shard at a time is in memory.
+DuckDB compares the ids in the parent process, on disk if they are many; then each shard
+with repeated documents is a task, which holds it in memory.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.core.files import atomic_write
+from gristmill.core.files import as_path, atomic_write
+from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, SourceCounts
 from gristmill.dataprep.documents import (
     ID_BYTES,
@@ -32,6 +35,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.readers.document_shards import DROPPED_SCHEMA, ReadFiles
 from gristmill.dataprep.readers.sources import SourceError
+from gristmill.dataprep.runners.tasks import PROCESS_BYTES, Done, Task, run_tasks
 
 REPEATED = "ingest/repeated"
 """Reason for dropping a repeated record."""
@@ -83,8 +87,25 @@ def shards_of(out: Path, source: str, results: Sequence[ReadFiles]) -> list[Path
     ]
 
 
+class Repetitive(TypedDict):
+    """Payload of a task that removes the repeated documents of a shard."""
+
+    shard: str
+    documents: int
+    """Number of its documents, repeated ones included."""
+    rows: str
+    """File with the rows of the repeated ones."""
+    dropped: str
+    """File for what is listed of them."""
+
+
 def settle_repeats(
-    source: str, shards: Sequence[Path], refuse: bool, ledger: Path
+    source: str,
+    shards: Sequence[Path],
+    job: str,
+    refuse: bool,
+    ledger: Path,
+    context: Context,
 ) -> Repeats | None:
     """Remove repeated documents from their shards and list them in `ledger`; None if
     there are none.
@@ -94,8 +115,10 @@ def settle_repeats(
     Args:
         source: name of the source.
         shards: of the source, in the order of its listing.
+        job: name of the job that removes them.
         refuse: raise instead of changing shards.
         ledger: file for the list of dropped documents.
+        context: of the stage.
 
     Raises:
         DuplicateIdError: there are repeated documents, and `refuse` is set.
@@ -109,6 +132,7 @@ def settle_repeats(
         connection.execute(
             "CREATE TABLE ids (high UBIGINT, low UBIGINT, shard INTEGER, place INTEGER)"
         )
+        sizes = []
         for number, path in enumerate(shards):
             ids = read_table(path, ["id"])["id"].combine_chunks()
             halves = np.frombuffer(
@@ -122,9 +146,11 @@ def settle_repeats(
             }
             connection.register("shard_ids", pa.table(columns))
             connection.execute("INSERT INTO ids FROM shard_ids")
+            sizes.append(len(ids))
         connection.execute(
             "CREATE TABLE repeats AS SELECT shard, place FROM ids QUALIFY row_number() "
-            "OVER (PARTITION BY high, low ORDER BY shard, place) > 1"
+            "OVER (PARTITION BY high, low ORDER BY shard, place) > 1 "
+            "ORDER BY shard, place"
         )
         numbers = connection.execute(
             "SELECT shard, count(*) FROM repeats GROUP BY shard ORDER BY shard"
@@ -149,30 +175,66 @@ def settle_repeats(
                 "unique as `id_field`, leave it out, list every WARC file once, or "
                 "keep the first of each with `on_repeat: keep_first`"
             )
-        text_bytes = emptied = 0
-        with (
-            atomic_write(ledger) as sink,
-            pq.ParquetWriter(
-                sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True
-            ) as writer,
-        ):
-            for shard, number in numbers:
-                table = read_table(shards[shard])
-                rows = repeated_rows(shard)
-                repeats = table.take(pa.array(rows))
-                text_bytes += pc.sum(pc.binary_length(repeats["text"])).as_py()
-                dropped = {
-                    "source": [source] * number,
-                    "file": [""] * number,
-                    "record": [0] * number,
-                    "locator": repeats["locator"],
-                    "reason": [REPEATED] * number,
-                }
-                writer.write_table(pa.table(dropped, DROPPED_SCHEMA), ROW_GROUP_ROWS)
-                kept = np.setdiff1d(np.arange(len(table)), rows)
-                if len(kept):
-                    write_table(shards[shard], table.take(pa.array(kept)))
-                else:
-                    shards[shard].unlink()
-                    emptied += 1
-        return Repeats(source, documents, text_bytes, first, emptied)
+        tasks = []
+        for shard, _ in numbers:
+            path = shards[shard]
+            rows = context.work / f"{job}-rows" / path.name
+            dropped = context.work / f"{job}-dropped" / path.name
+            write_table(rows, pa.table({"row": repeated_rows(shard)}))
+            # may be from an earlier attempt, with a shard that was written again since
+            dropped.unlink(missing_ok=True)
+            payload = Repetitive(
+                shard=str(path),
+                documents=sizes[shard],
+                rows=str(rows),
+                dropped=str(dropped),
+            )
+            tasks.append(Task(path.stem, payload, path.stat().st_size))
+    if sum(task.size_bytes for task in tasks) < PROCESS_BYTES:
+        context = context.with_one_worker()
+    run_tasks(job, tasks, drop_repeats, context, direct=True)
+    text_bytes = 0
+    with (
+        atomic_write(ledger) as sink,
+        pq.ParquetWriter(
+            sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True
+        ) as writer,
+    ):
+        for task, (_, number) in zip(tasks, numbers, strict=True):
+            repeats = read_table(as_path(task.payload["dropped"]))
+            text_bytes += pc.sum(repeats["text_bytes"]).as_py()
+            rows_of_shard = {
+                "source": [source] * number,
+                "file": [""] * number,
+                "record": [0] * number,
+                "locator": repeats["locator"],
+                "reason": [REPEATED] * number,
+            }
+            writer.write_table(pa.table(rows_of_shard, DROPPED_SCHEMA), ROW_GROUP_ROWS)
+    emptied = sum(number == sizes[shard] for shard, number in numbers)
+    return Repeats(source, documents, text_bytes, first, emptied)
+
+
+def drop_repeats(task: Task[Repetitive]) -> Done:
+    """Remove the repeated documents of a shard, unless an attempt that failed later has
+    removed them.
+    """
+    shard, dropped = as_path(task.payload["shard"]), as_path(task.payload["dropped"])
+    rows = read_table(as_path(task.payload["rows"]))["row"]
+    if not shard.exists():
+        return Done([dropped])
+    table = read_table(shard)
+    if len(table) < task.payload["documents"]:
+        return Done([dropped])
+    repeats = table.take(rows)
+    columns = {
+        "locator": repeats["locator"],
+        "text_bytes": pc.binary_length(repeats["text"]),
+    }
+    write_table(dropped, pa.table(columns))
+    kept = np.setdiff1d(np.arange(len(table)), rows.to_numpy())
+    if len(kept):
+        write_table(shard, table.take(pa.array(kept)))
+    else:
+        shard.unlink()
+    return Done([dropped])

@@ -247,8 +247,10 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
             repeat = settle_repeats(
                 name,
                 shards_of(out, name, results),
+                f"repeats-{number:05d}",
                 source.on_repeat == "fail",
                 out / "dropped" / f"repeated-{number:05d}.parquet",
+                context,
             )
             repeats += [] if repeat is None else [repeat]
     for repeat in repeats:

@@ -326,7 +326,7 @@ def test_resumed_dropping_of_repeats_writes_the_same_bytes(
     original, written = duplicate_records.write_table, []
 
     def failing(path: Path, table: Any) -> None:
-        written.append(path.name)
+        written.extend([path] if path.parent == tmp_path / "out" else [])
         if len(written) == 2:
             raise OSError(28, "No space left on device")
         original(path, table)
