@@ -153,7 +153,9 @@ def _bins(values: Binned, bound: float) -> Table:
 
 
 def _nearest(corpus: Inputs, step: str, rule: Rule, rules_of_step: list[Rule]) -> Sides:
-    """The documents next to a bound: dropped ones, and those that it let through."""
+    """The documents next to a bound: dropped ones, and those that it let through, which
+    other rules may have dropped.
+    """
     places: NearestPlaces = {rule.label: {"failing": [], "passing": []}}
     for shard in some_shards(corpus):
         verdicts, _ = judge_shard(corpus, shard, step, rules_of_step, rules_of_step)
@@ -161,7 +163,8 @@ def _nearest(corpus: Inputs, step: str, rule: Rule, rules_of_step: list[Rule]) -
         merge_nearest(places, rule.label, shard, nearest_rows, SAMPLES)
     samples = read_samples(corpus, places)[rule.label]
     columns = []
-    for title, side in (("Dropped", samples.failing), ("Passed", samples.passing)):
+    sides = (("Dropped", samples.failing), ("Passed this rule", samples.passing))
+    for title, side in sides:
         entries = [
             Entry(
                 [

@@ -134,7 +134,7 @@ def test_a_person_chooses_a_step_and_follows_a_document_to_its_cut(
     page.locator("article h5 a").first.click()
     page.get_by_text("What each step said").wait_for()
     page.get_by_role("link", name="both sides of this cut").first.click()
-    page.get_by_text("Passed, nearest first").wait_for()
+    page.get_by_text("Passed this rule, nearest first").wait_for()
 
 
 def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(
