@@ -269,33 +269,51 @@ def test_encoder_training_resumes_exactly_and_ignores_micro_batches(
 
 
 @pytest.mark.parallel
-def test_sharded_encoder_trains_alike(
+def test_sharded_encoders_train_alike(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = {
-        **config,
-        "steps": 3,
-        "validate_every": 3,
-        "global_batch_size": 7,
-        "micro_batch_size": 2,
-        "optimizer": {"learning_rate": 0.002},
-    }
-    run_stage("pretrain", inputs, config, tmp_path / "alone")
-    train_on(
-        2,
-        [
+    compare_sharded(
+        run_stage,
+        inputs,
+        {"modernbert": config, "bert": {**config, "masked": {"shape": "bert"}}},
+        tmp_path,
+    )
+
+
+def compare_sharded(
+    run_stage: Any,
+    inputs: dict[str, Path],
+    configs: dict[str, dict[str, Any]],
+    folder: Path,
+) -> None:
+    """Check that trainings on two processes, which share the weights and recompute
+    activations, equal those of one process.
+    """
+    jobs = []
+    for name, config in configs.items():
+        job_config = {
+            **config,
+            "steps": 3,
+            "validate_every": 3,
+            "global_batch_size": 7,
+            "micro_batch_size": 2,
+            "optimizer": {"learning_rate": 0.002},
+        }
+        run_stage("pretrain", inputs, job_config, folder / "alone" / name)
+        jobs.append(
             {
                 "parallel": {"shard": 2},
-                "folder": str(tmp_path / "two"),
+                "compute": {"activation_checkpointing": "full"},
+                "folder": str(folder / "two" / name),
                 "continue": None,
-                "config": config,
-                "inputs": {name: str(path) for name, path in inputs.items()},
+                "config": job_config,
+                "inputs": {stage: str(path) for stage, path in inputs.items()},
                 "checkpoint_every": 9,
             }
-        ],
-        tmp_path / "job",
-    )
-    assert_same(tmp_path / "two", tmp_path / "alone", 1)
+        )
+    train_on(2, jobs, folder / "job")
+    for name in configs:
+        assert_same(folder / "two" / name, folder / "alone" / name, 1)
 
 
 def test_encoder_attends_to_the_whole_document_only(inputs: dict[str, Path]) -> None:

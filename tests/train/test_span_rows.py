@@ -38,7 +38,12 @@ from gristmill.train.objectives.span_rows import (
 )
 from gristmill.train.planning.flops import flops_per_token
 from tests.train.counted_step import count_step
-from tests.train.test_masked_rows import ENCODER, make_inputs, read
+from tests.train.test_masked_rows import (
+    ENCODER,
+    compare_sharded,
+    make_inputs,
+    read,
+)
 from tests.train.test_next_token import padded_set
 
 EOS, PAD, SENTINELS = 0, 1, np.arange(50, 90)
@@ -240,6 +245,13 @@ def test_decoder_reads_visible_tokens_as_a_prefix() -> None:
         assert kept_tokens == sorted(rows[number, :size])
         assert size + 2 * int(np.isin(targets, SENTINELS).sum()) + 2 <= 32
     assert not (apart(read(rows), 2).inputs == EOS).all()
+
+
+@pytest.mark.parallel
+def test_sharded_encoder_decoder_trains_alike(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    compare_sharded(run_stage, inputs, {"t5": config}, tmp_path)
 
 
 @pytest.mark.slow
