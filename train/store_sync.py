@@ -280,7 +280,30 @@ class Mirror:
         """Send changes of some subfolders, and delete removed files in the store."""
         with self._lock:
             for part in parts:
-                self._send(part)
+                files = self._files(part)
+                changed = [
+                    name
+                    for name, state in files.items()
+                    if self._sent.get(name) != state
+                ]
+                for name in _markers_last(changed):
+                    # it may be removed locally, and soon in the store
+                    with suppress(FileNotFoundError):
+                        self._ask(name, "written")
+                        self._sent[name] = files[name]
+                removed = [
+                    name
+                    for name in self._sent
+                    if name.startswith(f"{part}/")
+                    and name not in files
+                    and not (
+                        name in self._elsewhere and (self._here / name).parent.exists()
+                    )
+                ]
+                for name in reversed(_markers_last(removed)):
+                    with suppress(FileNotFoundError):
+                        self._ask(name, "removed")
+                    del self._sent[name]
 
     def add(self, folder: Path) -> None:
         """Send all files below a local folder; other files in the store stay."""
@@ -337,27 +360,6 @@ class Mirror:
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._here).as_posix()
-
-    def _send(self, part: str) -> None:
-        files = self._files(part)
-        changed = [
-            name for name, state in files.items() if self._sent.get(name) != state
-        ]
-        for name in _markers_last(changed):
-            with suppress(FileNotFoundError):  # removed locally, and soon in the store
-                self._ask(name, "written")
-                self._sent[name] = files[name]
-        removed = [
-            name
-            for name in self._sent
-            if name.startswith(f"{part}/")
-            and name not in files
-            and not (name in self._elsewhere and (self._here / name).parent.exists())
-        ]
-        for name in reversed(_markers_last(removed)):
-            with suppress(FileNotFoundError):
-                self._ask(name, "removed")
-            del self._sent[name]
 
     def _ask(self, name: str, done: Request) -> None:
         """Send a file to the store, fetch it or remove it there."""

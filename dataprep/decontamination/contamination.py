@@ -101,7 +101,18 @@ def find_matches(
     )
     starts = group_starts(text, part)
     match = spread_groups(starts, len(order))
-    runs = _runs(hits, hit_rows, place, match, index.lengths[part])
+    # Join n-grams that are consecutive both in the text and in the part; they are
+    # adjacent in the sorted rows.
+    first = group_starts(
+        match, place - hits.word[hit_rows], place - np.arange(len(place))
+    )
+    last = np.append(first[1:], len(place))[: len(first)] - 1
+    runs = Runs(
+        match[first],
+        hits.begin[hit_rows[first]],
+        hits.end[hit_rows[last]],
+        last - first + index.lengths[part[first]],
+    )
     longest = np.zeros(len(starts), np.int64)
     np.maximum.at(longest, runs.match, runs.words)
     return Matches(text[starts], part[starts], contamination[starts], longest), runs
@@ -132,28 +143,6 @@ def _share(
     result = np.empty(len(order))
     result[order] = shares[number]
     return result
-
-
-def _runs(
-    hits: Hits,
-    hit_rows: np.ndarray,
-    place: np.ndarray,
-    match: np.ndarray,
-    lengths: np.ndarray,
-) -> Runs:
-    """Join n-grams that are consecutive both in the text and in the part; they are
-    adjacent in the sorted rows.
-    """
-    first = group_starts(
-        match, place - hits.word[hit_rows], place - np.arange(len(place))
-    )
-    last = np.append(first[1:], len(place))[: len(first)] - 1
-    return Runs(
-        match[first],
-        hits.begin[hit_rows[first]],
-        hits.end[hit_rows[last]],
-        last - first + lengths[first],
-    )
 
 
 def leaks_into(

@@ -339,7 +339,22 @@ def apply(task: ShardTask, plan: DecontaminationPlan) -> Sending[Cleaned]:
     matches, runs = find_matches(hits, index, frequent, section.certain_coverage)
     parts = open_batches(task_file(plan.work, "index", "parts")).read_all()
     contaminated = is_over(matches, section)
-    measures = _measure(matches, len(texts.good), parts)
+    share = np.zeros(len(texts.good))
+    words = np.zeros(len(texts.good), np.int64)
+    np.maximum.at(share, matches.text, matches.contamination)
+    np.maximum.at(words, matches.text, matches.words)
+    best = np.flatnonzero(matches.contamination == share[matches.text])
+    # the first of several items with the same share
+    matched, first = np.unique(matches.text[best], return_index=True)
+    names = pc.binary_join_element_wise(
+        parts["set"], parts["item"].cast(pa.string()), "#"
+    ).combine_chunks()
+    item = names.take(matches.part[best[first]])
+    measures = {
+        "contamination": pa.array(share),
+        "contamination_words": pa.array(words),
+        "contaminated_item": item.take(positions(np.arange(len(share)), matched)),
+    }
     limits = {
         "max_contamination": measures["contamination"],
         "max_contamination_words": measures["contamination_words"],
@@ -369,26 +384,6 @@ def apply(task: ShardTask, plan: DecontaminationPlan) -> Sending[Cleaned]:
         MATCHES, match_table(texts, matches, runs, contaminated, parts), matches.text
     )
     return Done([plan.out / task.name], {"counts": counts, "bytes_cut": bytes_cut})
-
-
-def _measure(matches: Matches, texts: int, parts: pa.Table) -> dict[str, pa.Array]:
-    """Measured columns of n texts."""
-    share = np.zeros(texts)
-    words = np.zeros(texts, np.int64)
-    np.maximum.at(share, matches.text, matches.contamination)
-    np.maximum.at(words, matches.text, matches.words)
-    best = np.flatnonzero(matches.contamination == share[matches.text])
-    # the first of several items with the same share
-    matched, first = np.unique(matches.text[best], return_index=True)
-    names = pc.binary_join_element_wise(
-        parts["set"], parts["item"].cast(pa.string()), "#"
-    ).combine_chunks()
-    item = names.take(matches.part[best[first]])
-    return {
-        "contamination": pa.array(share),
-        "contamination_words": pa.array(words),
-        "contaminated_item": item.take(positions(np.arange(texts), matched)),
-    }
 
 
 def _read_columns(path: Path) -> dict[str, np.ndarray]:

@@ -453,10 +453,16 @@ class _SetWriter:
         check_conservation(counts, self.context.stage)
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
         if not made.records:
+            most_frequent = sorted(
+                made.dropped.items(), key=lambda item: (-item[1], item[0])
+            )[:SHOWN_REASONS]
+            reasons = ", ".join(
+                f"{reason} {number:,}" for reason, number in most_frequent
+            )
             raise ExamplesError(
                 f"examples.{self.name}: none of {made.prompts} prompts gives an "
-                f"example ({_listed(made.dropped)}); loosen what drops them, or look "
-                "at what the model writes"
+                f"example ({reasons or 'nothing was dropped'}); loosen what drops "
+                "them, or look at what the model writes"
             )
         write_json_lines(
             self.out / f"{self.name}.jsonl",
@@ -519,13 +525,3 @@ def _counts(outcome: _Made) -> Counts:
         "dropped": dict(outcome.dropped),
         "quarantined": len(outcome.errors),
     }
-
-
-def _listed(counted: Mapping[str, int]) -> str:
-    most_frequent = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[
-        :SHOWN_REASONS
-    ]
-    return (
-        ", ".join(f"{reason} {number:,}" for reason, number in most_frequent)
-        or "nothing was dropped"
-    )

@@ -211,15 +211,25 @@ class _Source:
         """Choose parents, ask the model and write its answers."""
         inputs = self._read_parents()
         tasks = shard_tasks(inputs["ingest"])
-        bound, parents, eligible = self._choose(inputs, tasks)
-        total = (
-            min(eligible, self.section.limit or eligible) * self.section.per_document
-        )
+        share, limit = self.section.share, self.section.limit
+        largest_key = int(share * (2**64 - 1)) if share < 1 else 2**64 - 1
+        keys = array("Q")
+        parents = 0
+        for task in tasks:
+            ids = read_judged_columns(inputs, task.name, None, ("id",)).given["id"]
+            parents += len(ids)
+            keys.extend(
+                key for key in map(self._key, ids.to_pylist()) if key <= largest_key
+            )
+        eligible = len(keys)
+        if limit is not None and limit < eligible:
+            largest_key = int(np.partition(keys, limit - 1)[limit - 1])
+        total = min(eligible, limit or eligible) * self.section.per_document
         results, tallies = ask_tasks(
             f"generate-{self.name}",
             tasks,
             self.section.model,
-            partial(self._read, inputs, bound),
+            partial(self._read, inputs, largest_key),
             self._write,
             self.context,
             lambda shards: total,
@@ -293,24 +303,6 @@ class _Source:
         )
         function(inputs, config, out, context)
         write_text(done, "")
-
-    def _choose(
-        self, inputs: Inputs, tasks: Sequence[ShardTask]
-    ) -> tuple[int, int, int]:
-        """Largest key of a parent that is used, number of parents, and number of
-        eligible parents.
-        """
-        share, limit = self.section.share, self.section.limit
-        bound = int(share * (2**64 - 1)) if share < 1 else 2**64 - 1
-        keys = array("Q")
-        number = 0
-        for task in tasks:
-            ids = read_judged_columns(inputs, task.name, None, ("id",)).given["id"]
-            number += len(ids)
-            keys.extend(key for key in map(self._key, ids.to_pylist()) if key <= bound)
-        if limit is not None and limit < len(keys):
-            bound = int(np.partition(keys, limit - 1)[limit - 1])
-        return bound, number, len(keys)
 
     def _key(self, document: str, *more: str | int) -> int:
         return seeded_key(self.seed, "generate", self.name, document, *more)

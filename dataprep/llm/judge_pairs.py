@@ -248,7 +248,8 @@ def _write(
         str,
     ).reshape(-1, 2)
     scores = np.array([score_of(*pair) for pair in picks.tolist()], np.int64)
-    verdicts = [_name(score) for score in scores.tolist()]
+    names = {1: CHOSEN, -1: REJECTED, 0: UNDECIDED}
+    verdicts = [names[score] for score in scores.tolist()]
     usable = np.array([error is None for error in errors], bool)
     columns = {f"{PREFIX}prefers": pa.array(verdicts, pa.string())}
     reasons = [
@@ -278,10 +279,6 @@ def score_of(chosen_first: str, rejected_first: str) -> int:
     if (chosen_first, rejected_first) == ("first", "second"):
         return 1
     return -1 if (chosen_first, rejected_first) == ("second", "first") else 0
-
-
-def _name(score: int) -> str:
-    return {1: CHOSEN, -1: REJECTED}.get(score, UNDECIDED)
 
 
 def count_biases(

@@ -325,17 +325,6 @@ def _normalize_line_ends(block: bytes) -> bytes:
     return _LINE_END.sub(b"\r\n", head) + b"\r\n\r\n" + block[end.end() :]
 
 
-def _without(block: bytes, dropped: Collection[str]) -> bytes:
-    """Response without some of its header lines."""
-    head, end, body = block.partition(_EMPTY_LINE)
-    kept_lines = [
-        line
-        for line in head.split(b"\r\n")
-        if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped
-    ]
-    return b"\r\n".join(kept_lines) + end + body
-
-
 def _parse_http(block: bytes, auto_decode: Literal["none", "all"]) -> Any:
     """Parse the block as a separate record, so that an error of fastwarc does not end
     the file's iteration.
@@ -365,7 +354,16 @@ def _payload(block: bytes, packings: Collection[str]) -> bytes:
     first_error: _BrokenError | None = None
     for number in range(len(packings) + 1):
         for dropped in combinations(packings, number):
-            response = _without(block, dropped) if dropped else block
+            response = block
+            if dropped:
+                head, end, body = block.partition(_EMPTY_LINE)
+                kept_lines = [
+                    line
+                    for line in head.split(b"\r\n")
+                    if line.partition(b":")[0].strip().lower().decode("latin-1")
+                    not in dropped
+                ]
+                response = b"\r\n".join(kept_lines) + end + body
             try:
                 content: bytes = _parse_http(response, "all").reader.read(most + 1)
             except OSError as error:

@@ -145,20 +145,14 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
             "`columns` is for functions whose first parameter is a pa.RecordBatch or "
             "pa.Table: remove it",
         )
-    return _load_for_one(step, parameters, known)
-
-
-def _load_for_one(
-    step: OwnStep, parameters: Sequence[inspect.Parameter], available: Collection[str]
-) -> DocumentFunction:
     columns = [
         column
         for column in parameters
         if column.name not in step.options
         and column.kind not in (column.VAR_POSITIONAL, column.VAR_KEYWORD)
-        and (column.default is column.empty or column.name in available)
+        and (column.default is column.empty or column.name in known)
     ]
-    _check_known(step, [column.name for column in columns], available, False)
+    _check_known(step, [column.name for column in columns], known, False)
     positional_names = [
         column.name
         for column, parameter in zip(columns, parameters, strict=False)

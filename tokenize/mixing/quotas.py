@@ -383,7 +383,32 @@ def fill(
     """
     fixed: dict[int, list[Fraction]] = {}
     while True:
-        table = _distribute(rows, shares, fixed)
+        table = []
+        for number, (phase_rows, parts) in enumerate(zip(rows, shares, strict=True)):
+            remaining = phase_rows - sum(
+                (column[number] for column in fixed.values()), Fraction(0)
+            )
+            free_share = sum(
+                (share for source, share in enumerate(parts) if source not in fixed),
+                Fraction(0),
+            )
+            location = (
+                f"phase {number + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
+            )
+            if remaining and not free_share:
+                raise MixError(
+                    f"{location} has {phase_rows} rows, of which {ceil(remaining)} are "
+                    "left without a source: all that have a weight in it are at their "
+                    "limits; raise a max_epochs, give another source a "
+                    "weight, or ask for fewer tokens (mix.tokens)"
+                )
+            level = remaining / free_share if free_share else Fraction(0)
+            table.append(
+                [
+                    fixed[source][number] if source in fixed else level * share
+                    for source, share in enumerate(parts)
+                ]
+            )
         totals = column_sums(table)
         above = [source for source, total in enumerate(totals) if total > most[source]]
         if not above:
@@ -392,40 +417,6 @@ def fill(
             fixed[source] = [
                 phase[source] * most[source] / totals[source] for phase in table
             ]
-
-
-def _distribute(
-    rows: Sequence[int],
-    shares: Sequence[Sequence[Fraction]],
-    fixed: Mapping[int, list[Fraction]],
-) -> Table:
-    table = []
-    for phase, (phase_rows, parts) in enumerate(zip(rows, shares, strict=True)):
-        remaining = phase_rows - sum(
-            (column[phase] for column in fixed.values()), Fraction(0)
-        )
-        free_share = sum(
-            (share for source, share in enumerate(parts) if source not in fixed),
-            Fraction(0),
-        )
-        location = (
-            f"phase {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
-        )
-        if remaining and not free_share:
-            raise MixError(
-                f"{location} has {phase_rows} rows, of which {ceil(remaining)} are "
-                "left without a source: all that have a weight in it are at their "
-                "limits; raise a max_epochs, give another source a "
-                "weight, or ask for fewer tokens (mix.tokens)"
-            )
-        level = remaining / free_share if free_share else Fraction(0)
-        table.append(
-            [
-                fixed[source][phase] if source in fixed else level * share
-                for source, share in enumerate(parts)
-            ]
-        )
-    return table
 
 
 Cell = tuple[int, int]

@@ -92,7 +92,20 @@ def run(
             if step == settings.of:
                 tensor = last.read(name)
             else:
-                tensor = _read(checkpoints[step], name, last.shape(name))
+                # whatever the number of processes that saved it
+                reader = FileSystemReader(checkpoints[step])
+                saved = reader.read_metadata().state_dict_metadata
+                key = f"model.{name}"
+                if key not in saved:
+                    key = f"model.{INNER}{name}"
+                tensors = {key: torch.empty(last.shape(name))}
+                dcp.load(  # type: ignore[attr-defined]
+                    tensors,
+                    storage_reader=reader,
+                    planner=SafePlanner(),
+                    no_dist=True,
+                )
+                tensor = tensors[key]
             total += share * tensor.double()
         return total.float()
 
@@ -134,15 +147,3 @@ def _checkpoint(trained: Path, step: int, context: Context) -> Path:
         )
     check_index(checkpoint)
     return checkpoint
-
-
-def _read(checkpoint: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Read a weight of a checkpoint, whatever the number of processes that saved it."""
-    reader = FileSystemReader(checkpoint)
-    saved = reader.read_metadata().state_dict_metadata
-    key = f"model.{name}"
-    if key not in saved:
-        key = f"model.{INNER}{name}"
-    tensors = {key: torch.empty(shape)}
-    dcp.load(tensors, storage_reader=reader, planner=SafePlanner(), no_dist=True)  # type: ignore[attr-defined]
-    return tensors[key]
