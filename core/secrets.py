@@ -72,7 +72,10 @@ def mask_text(text: str) -> str:
     """
     if "://" in text or "%3a%2f%2f" in text.lower():
         for pattern in (_USER, _QUERY):
-            text = pattern.sub(_without, text)
+            text = pattern.sub(
+                lambda match: match[0][: match.start("found") - match.start()] + MASK,
+                text,
+            )
     return mask_known(text)
 
 
@@ -96,10 +99,6 @@ def _secrets_pattern(known: frozenset[str], variable: str) -> re.Pattern[str] | 
     return re.compile(
         "|".join(map(re.escape, sorted(secrets, key=len, reverse=True))), re.IGNORECASE
     )
-
-
-def _without(match: re.Match[str]) -> str:
-    return match[0][: match.start("found") - match.start()] + MASK
 
 
 def remember_secrets(value: Any) -> None:

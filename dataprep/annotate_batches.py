@@ -162,7 +162,12 @@ def read_judged(
     rows = kept_shard.rows
     judged = judged_rows(documents, rows, sources)
     column = documents["text"].take(pa.array(judged))
-    _, errors = measure_texts(column, _check_encoding)
+
+    def check_encoding(texts: pa.Array) -> dict[str, np.ndarray]:
+        text_buffers(texts)  # all kernels rely on UTF-8
+        return {}
+
+    _, errors = measure_texts(column, check_encoding)
     readable = np.array([error is None for error in errors], bool)
     texts = column.filter(pa.array(readable)).combine_chunks().cast(pa.large_string())
     return JudgedTexts(documents, rows, judged, errors, judged[readable], texts)
@@ -207,9 +212,3 @@ def merge_shard(task: Task, inputs: Inputs, out: Path) -> Done:
         repeating=(),
     )
     return Done([out / task.name])
-
-
-def _check_encoding(texts: pa.Array) -> dict[str, np.ndarray]:
-    """Raise if a text is not UTF-8, which all kernels rely on."""
-    text_buffers(texts)
-    return {}

@@ -76,23 +76,22 @@ def number_rows(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Nu
 
 def count_rows(paths: Sequence[Path]) -> list[int]:
     """Number of rows of each Parquet file; files of a store are read concurrently."""
-    return list(at_once(_count_rows, paths, all(map(is_local, paths))))
 
+    def num_rows(path: Path) -> int:
+        with open_table(path) as file:
+            return int(file.metadata.num_rows)
 
-def _count_rows(path: Path) -> int:
-    with open_table(path) as file:
-        rows: int = file.metadata.num_rows
-    return rows
+    return list(at_once(num_rows, paths, all(map(is_local, paths))))
 
 
 def text_bytes(ingest: Path) -> int:
     """Bytes of the text of a committed ingest before compression (with Parquet's small
     overhead).
     """
+
+    def size(path: Path) -> int:
+        with open_table(path) as file:
+            return stored_text_bytes(file)
+
     paths = [ingest / shard for shard in shard_names(ingest)]
-    return sum(at_once(_text_bytes, paths, is_local(ingest)))
-
-
-def _text_bytes(path: Path) -> int:
-    with open_table(path) as file:
-        return stored_text_bytes(file)
+    return sum(at_once(size, paths, is_local(ingest)))

@@ -342,11 +342,17 @@ def _column_paths(
 
 def _parse(connection: Any, expression: str) -> Node:
     """Parse `SELECT (expression)` with DuckDB, and drop the positions in its text."""
+
+    def without_locations(pairs: Sequence[tuple[str, Any]]) -> Node:
+        return {
+            key: value for key, value in pairs if not key.startswith("query_location")
+        }
+
     # The line break ends a comment in the expression before the closing parenthesis.
     rows = connection.execute(
         "SELECT json_serialize_sql(?)", [f"SELECT (\n{expression}\n)"]
     ).fetchall()
-    tree = json.loads(rows[0][0], object_pairs_hook=_without_locations)
+    tree = json.loads(rows[0][0], object_pairs_hook=without_locations)
     if tree.get("error"):
         raise NotAllowedError(str(tree["error_message"]).splitlines()[0])
     if len(tree["statements"]) != 1:
@@ -355,10 +361,6 @@ def _parse(connection: Any, expression: str) -> Node:
         )
     node: Node = tree["statements"][0]["node"]
     return node
-
-
-def _without_locations(pairs: Sequence[tuple[str, Any]]) -> Node:
-    return {key: value for key, value in pairs if not key.startswith("query_location")}
 
 
 def _expressions(value: Any) -> Iterator[Node]:

@@ -27,7 +27,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -363,19 +362,19 @@ class Mirror:
 
     def _ask(self, name: str, done: Request) -> None:
         """Send a file to the store, fetch it or remove it there."""
-        place = str(self._folder / name)
-        self._patience.ask(place, partial(self._request, name, done), done)
-
-    def _request(self, name: str, done: Request) -> None:
         remote: Any = self._folder / name
         local = str(self._here / name)
-        match done:
-            case "written":
-                remote.fs.put_file(local, remote.path)
-            case "read":
-                remote.fs.get_file(remote.path, local)
-            case "removed":
-                remote.fs.rm_file(remote.path)
+
+        def request() -> None:
+            match done:
+                case "written":
+                    remote.fs.put_file(local, remote.path)
+                case "read":
+                    remote.fs.get_file(remote.path, local)
+                case "removed":
+                    remote.fs.rm_file(remote.path)
+
+        self._patience.ask(str(remote), request, done)
 
     def _files(self, part: str) -> Sent:
         files = {}

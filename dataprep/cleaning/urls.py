@@ -121,17 +121,17 @@ def _normalise_escapes(text: str) -> str:
     """Normalise escapes by RFC 3986 section 6.2.2; a stray `%` is escaped, so that the
     function is idempotent.
     """
+
+    def normalised(match: re.Match[str]) -> str:
+        digits = match[1]
+        if digits is None:
+            return "%25"
+        character = chr(int(digits, 16))
+        return character if character in _UNRESERVED else f"%{digits.upper()}"
+
     if "%" in text:
-        text = _ESCAPE.sub(_normalise_escape, text)
+        text = _ESCAPE.sub(normalised, text)
     return quote(text, safe=_KEPT, errors="surrogatepass")
-
-
-def _normalise_escape(match: re.Match[str]) -> str:
-    digits = match[1]
-    if digits is None:
-        return "%25"
-    character = chr(int(digits, 16))
-    return character if character in _UNRESERVED else f"%{digits.upper()}"
 
 
 def url_host(url: str) -> str:

@@ -519,32 +519,28 @@ def compare(section: Dedup, source: Source, pairs: np.ndarray) -> Comparison:
         positions.reshape(-1, 2)
     ].sum(axis=1)
     runs = [pairs[begin:end] for begin, end in cut_runs(sizes, BYTES_PER_BATCH)]
-    parts = [_compare(section, source, *run.T) for run in runs or [pairs]]
-    return Comparison(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _compare(
-    section: Dedup, source: Source, first: np.ndarray, second: np.ndarray
-) -> Comparison:
-    documents = np.unique(np.concatenate([first, second]))
-    sketches = load_sketches(source, documents)
-    first = np.searchsorted(documents, first)
-    second = np.searchsorted(documents, second)
-    equal = (sketches.digests[first] == sketches.digests[second]).all(axis=1)
-    same_url = (sketches.urls[first] == sketches.urls[second]).all(
-        axis=1
-    ) & sketches.urls[first].any(axis=1)
-    jaccard = np.full(len(first), np.nan)
-    is_near = np.zeros(len(first), bool)
-    if section.minhash is not None:
-        jaccard = similarities(sketches.sets, first, second)
-        # A text without shingles is never a near duplicate.
-        is_near = (jaccard > 0) & (
-            jaccard >= section.minhash.threshold
-            if section.minhash.verify
-            else (sketches.bands[first] == sketches.bands[second]).any(axis=1)
+    parts = []
+    for run in runs or [pairs]:
+        documents = np.unique(run)
+        first, second = (np.searchsorted(documents, column) for column in run.T)
+        sketches = load_sketches(source, documents)
+        equal = (sketches.digests[first] == sketches.digests[second]).all(axis=1)
+        same_url = (sketches.urls[first] == sketches.urls[second]).all(
+            axis=1
+        ) & sketches.urls[first].any(axis=1)
+        jaccard = np.full(len(run), np.nan)
+        is_near = np.zeros(len(run), bool)
+        if section.minhash is not None:
+            jaccard = similarities(sketches.sets, first, second)
+            # A text without shingles is never a near duplicate.
+            is_near = (jaccard > 0) & (
+                jaccard >= section.minhash.threshold
+                if section.minhash.verify
+                else (sketches.bands[first] == sketches.bands[second]).any(axis=1)
+            )
+        del sketches  # before the next batch is loaded
+        kind = np.select(
+            [equal, same_url & section.url, is_near], [0, 1, NEAR_KIND], CHAINED_KIND
         )
-    kind = np.select(
-        [equal, same_url & section.url, is_near], [0, 1, NEAR_KIND], CHAINED_KIND
-    )
-    return Comparison(kind, is_near, np.where(equal, 1.0, jaccard))
+        parts.append(Comparison(kind, is_near, np.where(equal, 1.0, jaccard)))
+    return Comparison(*map(np.concatenate, zip(*parts, strict=True)))

@@ -183,10 +183,27 @@ def card(about: About, section: Documents, exported: Exported) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
+
+    def reasons(dropped: Mapping[str, int]) -> str:
+        by_number = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+        return (
+            ", ".join(f"{name} {number:,}" for name, number in by_number) or "nothing"
+        )
+
+    def setting(value: Any) -> str:
+        text = (
+            value
+            if isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False, sort_keys=True)
+        )
+        if len(text) > MOST_SETTINGS_CHARS:
+            text = f"{text[:MOST_SETTINGS_CHARS]} ..."
+        return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+
     environment.filters |= {
         "number": "{:,}".format,
-        "reasons": _reasons,
-        "setting": _setting,
+        "reasons": reasons,
+        "setting": setting,
     }
     failed = [step["dropped"].get("quarantine", 0) for step in exported.funnel]
     return environment.get_template("dataset_card.md.jinja").render(
@@ -246,20 +263,3 @@ def _header(about: About, exported: Exported) -> str:
         ],
     }
     return yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip()
-
-
-def _setting(value: Any) -> str:
-    text = (
-        value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False, sort_keys=True)
-    )
-    if len(text) > MOST_SETTINGS_CHARS:
-        text = f"{text[:MOST_SETTINGS_CHARS]} ..."
-    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
-
-
-def _reasons(dropped: Mapping[str, int]) -> str:
-    """Reasons with their numbers of documents, the most frequent one first."""
-    by_number = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {number:,}" for name, number in by_number) or "nothing"

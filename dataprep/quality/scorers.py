@@ -19,12 +19,11 @@ from gristmill.dataprep.encoders.distil_classifier import (
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.quality.classifier import score_texts
 from gristmill.dataprep.quality.perplexity import (
-    LogScores,
     load_scores,
     normalise,
     perplexities,
 )
-from gristmill.mixtures.steps.quality import Perplexity, Quality
+from gristmill.mixtures.steps.quality import Quality
 
 Measure = Callable[[pa.Array], dict[str, np.ndarray]]
 """A function from n texts to columns of n values."""
@@ -79,7 +78,16 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
         scorers.append(lambda texts: {"quality": distilled(texts)})
     if section.perplexity is not None and "kenlm" in models:
         log_scores = load_scores(**models["kenlm"])
-        scorers.append(partial(_perplexity, log_scores, section.perplexity))
+        perplexity = section.perplexity
+
+        def measure_perplexity(texts: pa.Array) -> dict[str, np.ndarray]:
+            normalised = normalise(
+                texts.to_pylist(), perplexity.normalise, perplexity.max_characters
+            )
+            column = pa.array(normalised, pa.large_string())
+            return {"perplexity": perplexities(log_scores, column)}
+
+        scorers.append(measure_perplexity)
     if section.perplexity is not None and "language_model" in models:
         model = models["language_model"]
         score = load_language_model(
@@ -95,10 +103,3 @@ def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
     """Scoring function from LANGUAGE_MODEL for a model folder."""
     module, _, name = LANGUAGE_MODEL.partition(":")
     return getattr(importlib.import_module(module), name)(path, sha256, max_tokens)
-
-
-def _perplexity(
-    scores: LogScores, section: Perplexity, texts: pa.Array
-) -> dict[str, np.ndarray]:
-    normalised = normalise(texts.to_pylist(), section.normalise, section.max_characters)
-    return {"perplexity": perplexities(scores, pa.array(normalised, pa.large_string()))}

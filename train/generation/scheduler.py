@@ -154,8 +154,22 @@ class Scheduler:
             self._cache = arranged(self.model, [running], ROOM + 1)
         ids = torch.tensor([[row.last] for row in self._rows], device=self._device)
         logits = self.model(ids, cache=self._cache)[:, -1]
+        tokens: list[int] = logits.argmax(dim=-1).tolist()
+        # Rows with equal parameters are computed together; the result is that of each
+        # row alone.
+        rows_by_parameters: dict[tuple[float, float], list[int]] = {}
+        for place, row in enumerate(self._rows):
+            sampling = row.request.sampling
+            if sampling.temperature > 0.0:
+                parameters = (sampling.temperature, sampling.top_p)
+                rows_by_parameters.setdefault(parameters, []).append(place)
+        for places in rows_by_parameters.values():
+            sampling = self._rows[places[0]].request.sampling
+            distributions = probabilities(logits[places].cpu().numpy(), sampling)
+            for place, distribution in zip(places, distributions, strict=True):
+                tokens[place] = draw(distribution, self._rows[place].generator)
         progress = []
-        for row, token in zip(self._rows, self._choose(logits), strict=True):
+        for row, token in zip(self._rows, tokens, strict=True):
             if token in row.request.stops:
                 progress.append(Progress(row.number, [], "stop", token))
                 continue
@@ -187,24 +201,6 @@ class Scheduler:
             parts.insert(0, (self._cache, range(len(self._rows))))
         self._cache = arranged(self.model, parts, ROOM)
         self._rows += entering
-
-    def _choose(self, logits: Tensor) -> list[int]:
-        """New id of each row, from logits (n, v)."""
-        chosen: list[int] = logits.argmax(dim=-1).tolist()
-        # Rows with equal parameters are computed together; the result is that of each
-        # row alone.
-        rows_by_parameters: dict[tuple[float, float], list[int]] = {}
-        for place, row in enumerate(self._rows):
-            sampling = row.request.sampling
-            if sampling.temperature > 0.0:
-                parameters = (sampling.temperature, sampling.top_p)
-                rows_by_parameters.setdefault(parameters, []).append(place)
-        for places in rows_by_parameters.values():
-            sampling = self._rows[places[0]].request.sampling
-            distributions = probabilities(logits[places].cpu().numpy(), sampling)
-            for place, distribution in zip(places, distributions, strict=True):
-                chosen[place] = draw(distribution, self._rows[place].generator)
-        return chosen
 
     def _keep(self, places: list[int]) -> None:
         if len(places) == len(self._rows):

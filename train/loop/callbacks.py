@@ -109,11 +109,24 @@ class Callbacks:
             the end of the training by the first callback that asked for it; None if
             it goes on.
         """
-        return (
-            on_first(lambda: self._tell(event, step, metrics()), self._world)
-            if self.wants(event)
-            else None
-        )
+
+        def call() -> Stop | None:
+            read_only_metrics = _read_only(metrics())
+            stopped: Stop | None = None
+            for callback in self._callbacks:
+                if event not in callback.events:
+                    continue
+                reason = _reason_to_end(callback, event, read_only_metrics)
+                if reason is not None and stopped is None:
+                    stopped = Stop(
+                        callback=callback.section.use.reference,
+                        step=step,
+                        reason=reason,
+                        of=callback.key,
+                    )
+            return stopped
+
+        return on_first(call, self._world) if self.wants(event) else None
 
     def asked_for(self, stopped: Stop | None) -> bool:
         """Return True if one of these callbacks ended the training of a checkpoint."""
@@ -121,12 +134,41 @@ class Callbacks:
 
     def state(self) -> dict[str, object]:
         """State of the callbacks that have a `state_dict`, for a checkpoint."""
-        return on_first(self._states, self._world) if self._keys else {}
+
+        def collect() -> dict[str, object]:
+            states: dict[str, object] = {}
+            for callback in self._callbacks:
+                if not callback.keeps_state:
+                    continue
+                reference = callback.section.use
+                state = call_own(callback.section, callback.instance.state_dict)
+                try:
+                    states[callback.key] = json.loads(
+                        json.dumps(state, allow_nan=False)
+                    )
+                except (TypeError, ValueError) as error:
+                    raise OwnCodeError(
+                        f"{reference.place}: what {reference.name}.state_dict returned "
+                        f"is not JSON: {error}"
+                    ) from error
+            return states
+
+        return on_first(collect, self._world) if self._keys else {}
 
     def load(self, states: Mapping[str, object]) -> None:
         """Restore the state of the callbacks from a checkpoint."""
+
+        def restore() -> None:
+            for callback in self._callbacks:
+                if callback.keeps_state and callback.key in states:
+                    call_own(
+                        callback.section,
+                        callback.instance.load_state_dict,
+                        states[callback.key],
+                    )
+
         if self._keys:
-            on_first(lambda: self._load(states), self._world)
+            on_first(restore, self._world)
 
     def _make(self, sections: Sequence[Callback]) -> list[str]:
         for section in sections:
@@ -157,47 +199,6 @@ class Callbacks:
                 check_call(reference, method, ("metrics",), {}, event)
             self._callbacks.append(_Loaded(section, _key(section), events, instance))
         return [event for callback in self._callbacks for event in callback.events]
-
-    def _tell(self, event: CallbackEvent, step: int, metrics: Metrics) -> Stop | None:
-        read_only_metrics = _read_only(metrics)
-        stopped: Stop | None = None
-        for callback in self._callbacks:
-            if event not in callback.events:
-                continue
-            reason = _reason_to_end(callback, event, read_only_metrics)
-            if reason is not None and stopped is None:
-                stopped = Stop(
-                    callback=callback.section.use.reference,
-                    step=step,
-                    reason=reason,
-                    of=callback.key,
-                )
-        return stopped
-
-    def _states(self) -> dict[str, object]:
-        states: dict[str, object] = {}
-        for callback in self._callbacks:
-            if not callback.keeps_state:
-                continue
-            reference = callback.section.use
-            state = call_own(callback.section, callback.instance.state_dict)
-            try:
-                states[callback.key] = json.loads(json.dumps(state, allow_nan=False))
-            except (TypeError, ValueError) as error:
-                raise OwnCodeError(
-                    f"{reference.place}: what {reference.name}.state_dict returned is "
-                    f"not JSON: {error}"
-                ) from error
-        return states
-
-    def _load(self, states: Mapping[str, object]) -> None:
-        for callback in self._callbacks:
-            if callback.keeps_state and callback.key in states:
-                call_own(
-                    callback.section,
-                    callback.instance.load_state_dict,
-                    states[callback.key],
-                )
 
 
 def _key(section: Callback) -> str:

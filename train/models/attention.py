@@ -6,7 +6,7 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -112,29 +112,21 @@ def see_documents(
             (int(part[0]), int(part[-1]) + 1)
             for part in places.tensor_split(breaks.cpu())
         ]
-    documents = (
-        torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in numbers
-    )
-    return Segments(
-        tuple(tuple(_spans(lengths, ranges, causal)) for lengths in documents)
-    )
-
-
-def _spans(
-    lengths: Sequence[int], ranges: Iterable[tuple[int, int]], causal: bool
-) -> list[tuple[int, int, int]]:
-    """Pieces of documents of some lengths within ranges of their row (see Segments)."""
-    spans = []
-    for first, range_end in ranges:
-        begin = 0
-        for length in lengths:
-            end = begin + length
-            start = max(begin, first)
-            stop = min(end, range_end)
-            if start < stop:
-                spans.append((stop - start, begin, stop if causal else end))
-            begin = end
-    return spans
+    spans_of_rows = []
+    for row in numbers:
+        lengths = torch.unique_consecutive(row, return_counts=True)[1].tolist()
+        spans = []
+        for first, range_end in ranges:
+            begin = 0
+            for length in lengths:
+                end = begin + length
+                start = max(begin, first)
+                stop = min(end, range_end)
+                if start < stop:
+                    spans.append((stop - start, begin, stop if causal else end))
+                begin = end
+        spans_of_rows.append(tuple(spans))
+    return Segments(tuple(spans_of_rows))
 
 
 def block_mask(
