@@ -17,6 +17,12 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 for module in sys.argv[1:]:
     importlib.import_module(f"gristmill.train.{module}")
+
+from gristmill.mixtures.schema.model import Model
+from gristmill.train.models.encoder import model_of
+from gristmill.train.models.model_config import shape_of
+
+model_of(shape_of(Model(layers=1, width=8, heads=2, ffn_width=8), 16, 4))
 """
 LOADED = """
 import sys
@@ -40,6 +46,7 @@ def test_data_stages_load_no_torch_and_export_loads_no_compiler() -> None:
 
 @pytest.mark.slow
 def test_training_imports_without_beam_and_prefect() -> None:
+    """A decoder is built without transformers, of which encoders have their layers."""
     folder = Path(__file__).parents[2] / "train"
     modules = [
         ".".join(path.relative_to(folder).with_suffix("").parts)
