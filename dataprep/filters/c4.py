@@ -23,7 +23,7 @@ from gristmill.dataprep.filters.lines_and_sentences import (
 )
 from gristmill.dataprep.filters.listed_words import (
     PLACEHOLDER,
-    Automaton,
+    Phrases,
     count_phrases,
 )
 from gristmill.dataprep.filters.rule_sets import RuleSet
@@ -60,7 +60,7 @@ def _measure_texts(
     data: np.ndarray,
     offsets: np.ndarray,
     classes: np.ndarray,
-    placeholder: Automaton,
+    placeholder: Phrases,
     values: np.ndarray,
 ) -> None:
     for text in range(len(offsets) - 1):

@@ -53,9 +53,9 @@ import pyarrow as pa
 
 from gristmill.dataprep.filters.lines_and_sentences import count_words, text_classes
 from gristmill.dataprep.filters.listed_words import (
-    Automaton,
-    build,
+    Phrases,
     count_phrases,
+    prepare_phrases,
 )
 from gristmill.dataprep.filters.rule_sets import Columns, RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
@@ -132,8 +132,8 @@ CODE_INTEGERS = (
 """Columns that are whole numbers and never null (int64); all others are float64."""
 
 _GENERATED, _XML_HEADER = (
-    build(GENERATED),
-    build(["<?xml version="]),
+    prepare_phrases(GENERATED),
+    prepare_phrases(["<?xml version="]),
 )
 
 
@@ -249,8 +249,8 @@ def _measure_texts(
     classes: np.ndarray,
     flags: np.ndarray,
     html: np.ndarray,
-    generated: Automaton,
-    xml_header: Automaton,
+    generated: Phrases,
+    xml_header: Phrases,
     values: np.ndarray,
 ) -> None:
     for text in range(len(html)):

@@ -35,9 +35,9 @@ import pyarrow as pa
 from gristmill.dataprep.filters.lines_and_sentences import SPACE, text_classes
 from gristmill.dataprep.filters.listed_words import (
     PLACEHOLDER,
-    Automaton,
-    build,
+    Phrases,
     count_phrases,
+    prepare_phrases,
 )
 from gristmill.dataprep.filters.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import kernel, text_buffers
@@ -69,7 +69,7 @@ BOILERPLATE = (
     "agree to this use.",
 )
 
-_BOILERPLATE = build(BOILERPLATE)
+_BOILERPLATE = prepare_phrases(BOILERPLATE)
 _ALPHANUMERIC, _DIGIT, _WHITESPACE, _BRACKET, _IN_URL = (
     np.uint8(1 << bit) for bit in range(5)
 )
@@ -123,8 +123,8 @@ def _measure_texts(
     data: np.ndarray,
     offsets: np.ndarray,
     classes: np.ndarray,
-    boilerplate: Automaton,
-    placeholder: Automaton,
+    boilerplate: Phrases,
+    placeholder: Phrases,
     values: np.ndarray,
     longest: np.ndarray,
 ) -> None:

@@ -57,7 +57,9 @@ from gristmill.dataprep.filters.repetition import (
     copied_segments,
     extend_ngrams,
     join_words,
+    likely_copies,
     repeated_words,
+    shared_starts,
     top_ngram,
 )
 from gristmill.dataprep.text.kernels import kernel
@@ -125,8 +127,12 @@ def measure(
                 top_chars = chars[top : top + size].sum() + spaces * (size - 1)
                 row[n + 2] = number * top_chars / total
         joined, offsets = join_words(data, starts, ends)
+        shared = shared_starts(joined, offsets)
+        candidates = np.arange(len(starts)).astype(np.int32)
         for n in DUPLICATE_NGRAMS:
-            row[n + 2] = copied_chars(joined, offsets, chars, n * per_word) / total
+            size = n * per_word
+            candidates = likely_copies(offsets, shared, candidates, size)
+            row[n + 2] = copied_chars(joined, offsets, candidates, chars, size) / total
 
 
 @kernel

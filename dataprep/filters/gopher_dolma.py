@@ -52,6 +52,7 @@ from gristmill.dataprep.text.unicode_tables import ALPHABETIC, SYMBOL
 from gristmill.dataprep.words.tokenise_words import CutTexts
 
 BULLETS = np.array([ord(mark) for mark in "*-"], np.uint32)
+COUNTED_LENGTHS = 64
 
 
 @kernel
@@ -77,7 +78,7 @@ def measure(
                 data, lines, line_ends, texts.flags[:0], BULLETS, (ELLIPSIS,)
             )
             row[0] = len(starts)
-            row[1] = np.median(chars) if len(chars) else 0.0
+            row[1] = median_length(chars)
             row[2] = share(count_flag(word_flags, SYMBOL), len(starts), 0.0)
             row[3] = bullets / len(lines)
             row[4] = ellipses / len(lines)
@@ -112,3 +113,25 @@ def measure(
                         size, word + 1, len(chars) - word, len(chars) - size + 1
                     )
                 row[n + 2] = repeated / mass
+
+
+@kernel
+def median_length(chars: np.ndarray) -> float:
+    """Return the median of positive integers; 0 without any."""
+    if len(chars) == 0:
+        return 0.0
+    counts = np.zeros(COUNTED_LENGTHS, np.int64)
+    for length in chars:
+        counts[min(length, COUNTED_LENGTHS - 1)] += 1
+    # The two middle ones, counted from 0, are the same if the number of lengths is odd.
+    lower, upper = (len(chars) - 1) // 2, len(chars) // 2
+    if upper >= len(chars) - counts[COUNTED_LENGTHS - 1]:
+        ordered = np.sort(chars)
+        return (ordered[lower] + ordered[upper]) / 2
+    total, below = 0, 0
+    for length in range(COUNTED_LENGTHS):
+        below = length if total <= lower else below
+        total += counts[length]
+        if total > upper:
+            return (below + length) / 2
+    return 0.0

@@ -30,11 +30,17 @@ from gristmill.dataprep.filters.lines_and_sentences import (
 )
 from gristmill.dataprep.filters.repetition import copied_segments
 from gristmill.dataprep.langid.language_codes import parse_label
-from gristmill.dataprep.text.hashing import ODD, append_hash, first_bytes, fmix64
+from gristmill.dataprep.text.hashing import (
+    ODD,
+    append_hash,
+    first_bytes,
+    fmix64,
+    load64,
+)
 from gristmill.dataprep.text.kernels import inner_kernel, kernel
 from gristmill.dataprep.text.simd import ones
 from gristmill.dataprep.text.spans import strip
-from gristmill.dataprep.text.swar import HIGH_BITS, letters_of
+from gristmill.dataprep.text.swar import HIGH_BITS, equal_to, letters_of
 from gristmill.dataprep.text.unicode_tables import (
     code_point_flags,
     decode,
@@ -205,8 +211,25 @@ def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
     """Return the number of occurrences of `...` (from the left, not overlapping) and of
     `…`.
     """
+    one_byte, two_bytes = np.uint64(8), np.uint64(16)
+    at, stop = np.uint64(begin), np.uint64(end)
+    # Skip bytes before the first ellipsis; the first six of eight bytes may begin one.
+    while at + one_byte <= stop:
+        eight = load64(data, at)
+        stops, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
+        if stops & stops >> one_byte & stops >> two_bytes != 0:
+            break
+        if (
+            leads != 0
+            and leads
+            & equal_to(eight, 0x80) >> one_byte
+            & equal_to(eight, 0xA6) >> two_bytes
+            != 0
+        ):
+            break
+        at += np.uint64(6)
     count, dots = 0, 0
-    for place in range(begin, end):
+    for place in range(np.int64(at), end):
         byte = data[place]
         if byte == 0x2E:
             dots += 1

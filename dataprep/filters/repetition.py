@@ -229,6 +229,17 @@ def copied_segments(
     Args:
         first_counts: True if the first copy counts too.
     """
+    # Most segments differ from all others by length, first or last eight bytes, so that
+    # the bytes between are not read.
+    values = np.empty(len(starts), np.uint64)
+    for segment in range(len(starts)):
+        start, size = starts[segment], ends[segment] - starts[segment]
+        last = load64(data, ends[segment] - 8) if size > 8 else np.uint64(0)
+        values[segment] = (
+            (first_bytes(data, start, size) ^ np.uint64(size)) * ODD ^ last
+        ) * _OTHER_ODD
+    likely = likely_repeated(values)
+    starts, ends = starts[likely], ends[likely]
     numbers, copies = number_spans(data, starts, ends)
     count, length, next_number = 0, 0, 0
     for segment in range(len(numbers)):
@@ -241,8 +252,12 @@ def copied_segments(
     return count, length
 
 
-PADDING = 16
-"""Bytes after the last word, so that as many can be read at any word."""
+MOST_SHARED = 40
+"""Number of bytes at the beginning of an n-gram that are compared before the whole of
+it.
+"""
+PADDING = MOST_SHARED
+"""Bytes after the last word, so that `MOST_SHARED` bytes can be read at any word."""
 
 
 @kernel
@@ -274,6 +289,34 @@ def join_words(
 
 
 @kernel
+def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return how many bytes from each word on probably occur from another word on too.
+
+    Returns:
+        uint8, one value per word: 0, 16, 24, 32 or 40 (MOST_SHARED, which may be more);
+        never too few.
+    """
+    words = len(offsets) - 1
+    values, shared = np.empty(words, np.uint64), np.zeros(words, np.uint8)
+    for word in range(words):
+        values[word] = (
+            load64(joined, offsets[word]) * ODD ^ load64(joined, offsets[word] + 8)
+        ) * _OTHER_ODD
+    repeated = likely_repeated(values)
+    likely, values = repeated, values[repeated]
+    for length in range(24, MOST_SHARED + 1, 8):
+        shared[likely] = length - 8
+        for number in range(len(likely)):
+            value = values[number] ^ values[number] >> np.uint64(32)
+            more = load64(joined, offsets[likely[number]] + length - 8)
+            values[number] = (value ^ more) * ODD
+        repeated = likely_repeated(values)
+        likely, values = likely[repeated], values[repeated]
+    shared[likely] = MOST_SHARED
+    return shared
+
+
+@kernel
 def likely_repeated(values: np.ndarray) -> np.ndarray:
     """Return the indices of the hashes that others probably equal: int32, ascending,
     including all that others do equal.
@@ -296,27 +339,60 @@ def likely_repeated(values: np.ndarray) -> np.ndarray:
 
 
 @kernel
+def likely_copies(
+    offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n: int
+) -> np.ndarray:
+    """Return the word positions at which an n-gram may equal that at another position,
+    including all that do.
+
+    An n-gram of sixteen bytes or more must share its bytes; shorter ones are rare.
+
+    Args:
+        offsets: offsets from `join_words`.
+        shared: result of `shared_starts`.
+        before: int32 positions, ascending: the result of this function for a smaller n,
+            or all positions.
+    """
+    words = len(offsets) - 1
+    positions = np.empty(len(before), np.int32)
+    count = 0
+    for word in before:
+        if word + n > words:
+            break
+        length = offsets[word + n] - offsets[word]
+        positions[count] = word
+        count += (length < 16) | (shared[word] >= min(length & ~7, MOST_SHARED))
+    return positions[:count]
+
+
+@kernel
 def copied_chars(
-    joined: np.ndarray, offsets: np.ndarray, chars: np.ndarray, n: int
+    joined: np.ndarray,
+    offsets: np.ndarray,
+    candidates: np.ndarray,
+    chars: np.ndarray,
+    n: int,
 ) -> int:
     """Return the code points of n-grams that occurred before, in one walk that jumps
     over each of them.
 
     Args:
-        joined, offsets: result of `join_words`.
+        candidates: result of `likely_copies` for this n.
         chars: number of code points of every word.
     """
-    values = np.empty(max(len(chars) - n + 1, 0), np.uint64)
-    for word in range(len(values)):  # by length and first sixteen bytes
-        start = offsets[word]
-        length = offsets[word + n] - start
+    values = np.empty(len(candidates), np.uint64)
+    for number in range(len(candidates)):  # by length and first sixteen bytes
+        start = offsets[candidates[number]]
+        length = offsets[candidates[number] + n] - start
         beyond_8, beyond_16 = 8 - min(length, 8), 16 - max(min(length, 16), 8)
         first = load64(joined, start) << np.uint64(8 * beyond_8)
         # a number cannot be shifted by all of its 64 bits at once
         half = np.uint64(4 * beyond_16)
         second = load64(joined, start + 8) << half << half
-        values[word] = ((first ^ np.uint64(length)) * ODD ^ second) * _OTHER_ODD
-    candidates = likely_repeated(values)
+        values[number] = ((first ^ np.uint64(length)) * ODD ^ second) * _OTHER_ODD
+    candidates = candidates[likely_repeated(values)]
+    if len(candidates) < 2:
+        return 0
     table = empty_table(len(candidates))
     mask = np.uint64(len(table) - 1)
     hashes = np.empty(len(candidates), np.uint64)

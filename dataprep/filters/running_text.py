@@ -41,7 +41,7 @@ from gristmill.dataprep.filters.lines_and_sentences import (
 )
 from gristmill.dataprep.filters.listed_words import (
     PLACEHOLDER,
-    Automaton,
+    Phrases,
     count_phrases,
 )
 from gristmill.dataprep.filters.rule_sets import Columns, RuleSet, is_english
@@ -167,7 +167,7 @@ def _measure_texts(
     words: Words,
     english: np.ndarray,
     classes: np.ndarray,
-    placeholder: Automaton,
+    placeholder: Phrases,
     determiners: np.ndarray,
     never_next: np.ndarray,
     function_words: np.ndarray,
