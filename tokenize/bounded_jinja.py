@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
+from string import Formatter
 from typing import Any
 
 import jinja2
@@ -41,8 +42,8 @@ MOST_CHARACTERS = 1 << 26
 """Maximum number of characters or elements made by an operation."""
 MOST_BITS = 1 << 16
 """Maximum size of a number."""
-WIDE = re.compile(r"\d{6}|%[^%a-zA-Z]*\*|\{[^{}]*:[^{}]*\{")
-"""Width in a format that is large, or that a value sets: `%999999d`, `%*d`, `{:{}}`."""
+WIDE = re.compile(r"\d{6}|%[^%a-zA-Z]*\*")
+"""Width in a format that is large, or that a value sets: `%999999d`, `%*d`."""
 CONSTANT_TIME = frozenset(
     {"length", "count", "default", "d", "attr", "first", "int", "float", "abs", "items"}
 )
@@ -179,6 +180,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _spend_product(values)
         elif name in ("format", "format_map"):
             _spend_format(str(owner), values)
+            for _, _, form, _ in Formatter().parse(str(owner)):
+                if "{" in (form or ""):
+                    raise SecurityError(
+                        "the template does more than it may: it writes with the width "
+                        f"{form!r}"
+                    )
+        elif name == "translate":
+            _spend_size(len(owner) * _weight(values) * CHARACTERS_PER_UNIT)
         elif name in GROWING_METHODS:
             _spend_product((owner, *values))
         else:
@@ -279,7 +288,8 @@ def _spend_product(values: Sequence[Any]) -> None:
 def _spend_format(form: str, values: Any) -> None:
     """Charge for a format, which may write all values as often as it is long."""
     refuse_widths(form)
-    _spend_size(len(form) * _weight(values) * CHARACTERS_PER_UNIT)
+    widths = sum(map(int, re.findall(r"\d+", form)))
+    _spend_size(len(form) * _weight(values) * CHARACTERS_PER_UNIT + widths)
 
 
 def _spend_size(size: int) -> None:

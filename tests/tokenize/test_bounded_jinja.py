@@ -73,6 +73,10 @@ HOSTILE = {
     "{'a': t} }}",
     "a width that is a value": "{{ '%*d' % (9999999999, 1) }}{{ '{:{}}'.format('a', "
     "9999999999) }}",
+    "a width that is a value, behind a bracket": "{{ '{0[}]:{1}}'.format({'}': 'a'}, "
+    "9999999999) }}",
+    "many widths": "{{ ('{0:99999}' * 9000).format(1) }}",
+    "a translation": "{% set t = 'a' * 60000 %}{{ t.translate({97: t}) }}",
     "text in a loop": "{% for a in range(99999) %}" + "x" * 9999 + "{% endfor %}",
     "a long body": "{% for a in range(99999) %}"
     + "{% set u = a %}" * 2000
