@@ -19,7 +19,6 @@ from gristmill.flows.pages.page_elements import (
     ShareBar,
     Sides,
     Span,
-    Table,
     page_of,
     table,
 )
@@ -31,7 +30,6 @@ from gristmill.flows.questions.threshold_samples import (
     some_shards,
     stored_rules,
 )
-from gristmill.flows.report.stage_summaries import Binned
 from gristmill.mixtures.loader import short_key
 from gristmill.mixtures.schema.sources import INGEST
 
@@ -123,33 +121,30 @@ def cut_page(run: BrowsedRun, key: Name) -> Page:
         text = "This bound is not a number, so that nothing lies next to it: "
         link = Link("all that it dropped", all_dropped)
         return page_of(rule.name, sentence, Note([text, link, "."], "plain"))
-    counted = summary.histograms.get(rule.statistic)
+    histogram = None
+    values = summary.histograms.get(rule.statistic)
+    if values is not None:
+        # From the first to the last bin that has any document or holds the bound.
+        bins = [bin_ for bin_, count in enumerate(values.counts) if count]
+        bins.append(bisect_right(values.edges, rule.bound))
+        most = max(*values.counts, 1)
+        rows = [
+            [None if low is None else f"{low:,g}", count, ShareBar(count / most)]
+            for low, count in zip([None, *values.edges], values.counts, strict=True)
+        ]
+        rows = rows[min(bins) : max(bins) + 1]
+        histogram = table({"from": ">", "documents": ",", "": ""}, rows)
     is_sampled = len(shard_names(corpus[INGEST])) > MOST_SHARDS
     sampled = f"Looked for in {MOST_SHARDS} shards, spread over the corpus."
     command = run.session.command("whatif", "--set", f"{short_key(key)}=VALUE")
     return page_of(
         rule.name,
         sentence,
-        counted and _bins(counted, rule.bound),
+        histogram,
         sampled if is_sampled else None,
         run.cached(("cut", key), lambda: _nearest(corpus, step, rule, rules_of_step)),
         f"What another bound would keep: `{command}`",
     )
-
-
-def _bins(values: Binned, bound: float) -> Table:
-    """Documents in each bin from the first to the last that has any or holds the bound;
-    the bin below all edges has no lower end.
-    """
-    most = max(*values.counts, 1)
-    rows = [
-        [None if low is None else f"{low:,g}", count, ShareBar(count / most)]
-        for low, count in zip([None, *values.edges], values.counts, strict=True)
-    ]
-    shown = [bin_ for bin_, count in enumerate(values.counts) if count]
-    shown.append(bisect_right(values.edges, bound))
-    rows = rows[min(shown) : max(shown) + 1]
-    return table({"from": ">", "documents": ",", "": ""}, rows)
 
 
 def _nearest(corpus: Inputs, step: str, rule: Rule, rules_of_step: list[Rule]) -> Sides:

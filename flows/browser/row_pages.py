@@ -42,8 +42,6 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.questions.training_reads import TraceError, reading_of
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer
-from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.train.data.preference_rows import EXAMPLES
 
@@ -191,7 +189,16 @@ def row_page(
     sentence: list[Inline] = []
     if held_out is None:
         place = packed.shards_of(np.array([row]))[0]
-        steps, sentence = _reads(run, stage, row), _preference(packed, stage, row)
+        steps = _reads(run, stage, row)
+        if (packed.folder / EXAMPLES).exists():
+            # Each row of a preference set is one of the two answers of a pair.
+            is_chosen = row % 2 == 0
+            answer, twin = (
+                ("chosen", "rejected") if is_chosen else ("rejected", "chosen")
+            )
+            twin_row = row + 1 if is_chosen else row - 1
+            link = Link(f"the {twin} one", address("rows", stage, twin_row))
+            sentence = [f" It is the {answer} answer; ", link, " is beside it."]
         is_excluded = row in packed.withheld.tolist()
     counts = f"{filled:,} tokens, {int(read.is_trained.sum()):,} of them with a loss"
     suffix = f", and {padding:,} of padding." if padding else "."
@@ -248,40 +255,20 @@ def _piece_texts(rows: RowSet, row: int, read: ReadRows, trained: Mark) -> list[
         offset = f", from token {piece['offset']:,} of it" if piece["offset"] else ""
         copy = f", copy {piece['copy'] + 1}" if piece["copy"] else ""
         part = slice(start, min(end, MOST_TOKENS))
-        spans = _spans(run.tokenizer(), read, part, trained)
+        tokenizer = run.tokenizer()
+        has_loss = read.is_trained[0, part]
+        ends = np.flatnonzero(np.diff(has_loss)) + 1
+        spans = []
+        for token_ids, losses in zip(
+            np.split(read.tokens[0, part], ends), np.split(has_loss, ends), strict=True
+        ):
+            mark: Mark = trained if losses.any() else "masked"
+            spans.append(Span(tokenizer.decode(token_ids.tolist()), mark))
         texts += [
             Heading([title, f" tokens {start} to {end - 1}{offset}{copy}"]),
             Text(spans),
         ]
     return texts
-
-
-def _spans(
-    tokenizer: TextTokenizer, read: ReadRows, part: slice, trained: Mark
-) -> list[Span]:
-    """A part of a row in spans with and without a loss."""
-    has_loss = read.is_trained[0, part]
-    ends = np.flatnonzero(np.diff(has_loss)) + 1
-    spans = []
-    for ids, losses in zip(
-        np.split(read.tokens[0, part], ends), np.split(has_loss, ends), strict=True
-    ):
-        mark: Mark = trained if losses.any() else "masked"
-        spans.append(Span(tokenizer.decode(ids.tolist()), mark))
-    return spans
-
-
-def _preference(packed: PackedSet, stage: str, row: int) -> list[Inline]:
-    """The answer of a preference that a row is, and the row of the other one; empty for
-    any other set.
-    """
-    if not (packed.folder / EXAMPLES).exists():
-        return []
-    is_chosen = row % 2 == 0
-    answer, twin = ("chosen", "rejected") if is_chosen else ("rejected", "chosen")
-    twin_row = row + 1 if is_chosen else row - 1
-    link = Link(f"the {twin} one", address("rows", stage, twin_row))
-    return [f" It is the {answer} answer; ", link, " is beside it."]
 
 
 def _reads(run: BrowsedRun, stage: str, row: int) -> Links:
