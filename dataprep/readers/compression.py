@@ -640,6 +640,16 @@ class DecodedStream:
         self._start = 0
         self._position -= len(content)
 
+    def skip_line(self) -> None:
+        """Skip the rest of a line: of a row that damage truncated, which may have as
+        many fields as a complete one.
+        """
+        while chunk := self.read(READ_BYTES):
+            _, line_end, remaining = chunk.partition(b"\n")
+            if line_end:
+                self.push_back(remaining)
+                return
+
     def resume(self) -> bool:
         """Continue after the damage that ended the stream; False at the end of the
         file.

@@ -87,7 +87,7 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Read]:
                 yield Rejected(number, str(stream.error), lost=lost)
                 if codec.startswith(_WIDE_CODECS) or not stream.resume():
                     return
-                _skip_line(stream)
+                stream.skip_line()
         except RecordTooLongError as error:
             yield Rejected(number + 1, str(error), lost=None)
         except UnicodeDecodeError as error:
@@ -102,17 +102,6 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Read]:
                 f"not valid {codec}: {error}; name its byte order, such as {codec}-le",
                 lost=None,
             )
-
-
-def _skip_line(stream: DecodedStream) -> None:
-    """Skip the rest of the row that damage truncated: it may have as many fields as a
-    complete row.
-    """
-    while chunk := stream.read(compression.READ_BYTES):
-        _, line_end, remaining = chunk.partition(b"\n")
-        if line_end:
-            stream.push_back(remaining)
-            return
 
 
 class _Lines:

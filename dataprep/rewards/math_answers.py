@@ -108,8 +108,19 @@ def _values(text: str) -> tuple[complex, ...]:
 
     if len(text) > MOST_CHARACTERS:
         raise NotMathError(text)
+    source = text
+    for pattern, replacement in REPLACED:
+        source = re.sub(pattern, replacement, source)
+    for _ in range(source.count("\\frac") + source.count("\\sqrt")):  # innermost first
+        source = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", source)
+        source = re.sub(r"\\frac\s*(\d)\s*(\d)", r"((\1)/(\2))", source)
+        source = re.sub(r"\\sqrt\s*\{([^{}]*)\}", r"sqrt(\1)", source)
+        source = re.sub(r"\\sqrt\s*(\d)", r"sqrt(\1)", source)
+    source = source.replace("^", "**").replace("{", "(").replace("}", ")")
+    # A number, or a closed bracket, before a name or a bracket is a product.
+    source = re.sub(r"(\d|\))\s*(?=[A-Za-z(])", r"\1*", source)
     try:
-        tree = ast.parse(_as_python(text), mode="eval").body
+        tree = ast.parse(source.strip(), mode="eval").body
         parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
         expressions = [_to_sympy(part) for part in parts]
         names = sorted(
@@ -135,20 +146,6 @@ def _values(text: str) -> tuple[complex, ...]:
     if not all(abs(value) < float("inf") for value in values):
         raise NotMathError(text)
     return (complex(len(expressions)), *values)
-
-
-def _as_python(text: str) -> str:
-    for pattern, replacement in REPLACED:
-        text = re.sub(pattern, replacement, text)
-    for _ in range(text.count("\\frac") + text.count("\\sqrt")):  # innermost first
-        text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", text)
-        text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"((\1)/(\2))", text)
-        text = re.sub(r"\\sqrt\s*\{([^{}]*)\}", r"sqrt(\1)", text)
-        text = re.sub(r"\\sqrt\s*(\d)", r"sqrt(\1)", text)
-    text = text.replace("^", "**").replace("{", "(").replace("}", ")")
-    # A number, or a closed bracket, before a name or a bracket is a product.
-    text = re.sub(r"(\d|\))\s*(?=[A-Za-z(])", r"\1*", text)
-    return text.strip()
 
 
 def _to_sympy(node: ast.expr) -> Any:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import partial
 from typing import TextIO, cast
-
-from rich.console import Console
 
 from gristmill.flows.prefect.tracked_run import run_tracked
 from gristmill.flows.running import launch as running
@@ -45,8 +42,15 @@ def launch(
     if not json_lines:
         console = plain_console(stdout)
         subscribers: list[Subscriber] = [TerminalObserver(console, stages)]
+
+        def print_at_end(event: RunEvent) -> None:
+            if isinstance(event, RunEnded) and event.folder is not None:
+                from gristmill.flows.report.terminal_summary import print_summary
+
+                print_summary(session, event.folder, console)
+
         if summarise:
-            subscribers.append(partial(_print_summary, session, console))
+            subscribers.append(print_at_end)
         return running.launch(session, stages, force, subscribers, run)
     lines = JsonLines(stdout)
     handler = JsonHandler(lines)
@@ -56,10 +60,3 @@ def launch(
         return running.launch(session, stages, force, [JsonObserver(lines)], run)
     finally:
         logger.removeHandler(handler)
-
-
-def _print_summary(session: Session, console: Console, event: RunEvent) -> None:
-    if isinstance(event, RunEnded) and event.folder is not None:
-        from gristmill.flows.report.terminal_summary import print_summary
-
-        print_summary(session, event.folder, console)

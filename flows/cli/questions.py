@@ -257,7 +257,7 @@ def trace(
         fail("give one of --step N, --document ID, --against RUN and --text FILE")
     from gristmill.flows.questions.training_reads import reading_of
     from gristmill.flows.stages.registry import PRETRAIN, STAGES
-    from gristmill.mixtures.yaml_text import did_you_mean
+    from gristmill.mixtures.yaml_text import did_you_mean, why_unreadable
 
     training_stages = [
         name for name, registered in STAGES.items() if registered.training is not None
@@ -268,7 +268,13 @@ def trace(
             f"{stage!r}{did_you_mean(stage, training_stages) or ';'} training stages "
             f"are {', '.join(training_stages)}"
         )
-    content = None if text is None else _read_text("--text", text)
+    content = None
+    if text is not None:
+        try:
+            read = sys.stdin.buffer.read() if text == "-" else Path(text).read_bytes()
+            content = read.decode()
+        except (OSError, UnicodeDecodeError) as error:
+            fail(f"--text {text}: {why_unreadable(error)}")
     session = open_or_exit(manifest, set_, store)
     if content is not None:
         from gristmill.flows.questions.trace_text import trace_text
@@ -292,17 +298,6 @@ def trace(
             reading_of(session), other_reading(session, against)
         )
         print_json(comparison) if as_json else comparison.show([manifest, against])
-
-
-def _read_text(option: str, file: str) -> str:
-    """Read the text of a file, or of standard input for `-`, or exit with code 2."""
-    from gristmill.mixtures.yaml_text import why_unreadable
-
-    try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return content.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{option} {file}: {why_unreadable(error)}")
 
 
 @app.command()

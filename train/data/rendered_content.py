@@ -110,7 +110,11 @@ def parts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Par
             yield Part(
                 f"the reasoning in the content of {where}",
                 (*path, "content"),
-                (_append_to_thinking,),
+                (
+                    lambda text, mark: text.replace(
+                        THINKING_END, mark + THINKING_END, 1
+                    ),
+                ),
             )
         repeats = message["role"] == "tool" and message.get("name") in called_tools
         for key in ("reasoning_content", "name"):
@@ -148,23 +152,25 @@ def parts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Par
         if "properties" not in parameters:
             yield Part(label, parameters_path, (_add_key, _empty))
         elif isinstance(parameters["properties"], dict) and parameters["properties"]:
-            yield Part(label, (*parameters_path, "properties"), (_add_property, _empty))
+            yield Part(
+                label,
+                (*parameters_path, "properties"),
+                (
+                    lambda properties, mark: {
+                        **properties,
+                        mark: {"type": "string", "description": mark},
+                    },
+                    _empty,
+                ),
+            )
 
 
 def _append(text: str, mark: str) -> str:
     return text + mark
 
 
-def _append_to_thinking(text: str, mark: str) -> str:
-    return text.replace(THINKING_END, mark + THINKING_END, 1)
-
-
 def _add_key(mapping: Mapping[str, object], mark: str) -> dict[str, object]:
     return {**mapping, mark: mark}
-
-
-def _add_property(properties: Mapping[str, object], mark: str) -> dict[str, object]:
-    return {**properties, mark: {"type": "string", "description": mark}}
 
 
 def _empty(mapping: Mapping[str, object], mark: str) -> dict[str, object]:
