@@ -4,6 +4,7 @@ same.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def add_of(home: Path, monkeypatch: pytest.MonkeyPatch, source: str = SOURCE) -> Any:
     """Kernel of a worker with a home folder of its own."""
+    # Its import sets the folder that is replaced here.
+    importlib.import_module("gristmill.dataprep.text.kernels")
     file = home / "package" / "adding.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source)

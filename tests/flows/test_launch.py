@@ -78,8 +78,8 @@ def test_prefect_runs_the_flow_only_with_a_server(
             lambda is_shown=is_shown: (is_shown, "where it is shown"),
         )
         for module, name in (
-            ("orchestration.tracked_run", "run_recorded"),
-            ("pipeline", "run_in_flow"),
+            ("prefect.tracked_run", "run_recorded"),
+            ("prefect.flow", "run_in_flow"),
         ):
             monkeypatch.setattr(
                 f"gristmill.flows.{module}.{name}", lambda *_, name=name: Path(name)

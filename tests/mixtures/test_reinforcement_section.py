@@ -46,8 +46,8 @@ def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
         ({"rewards": []}, "at least 1 item"),
         ({"kl_estimator": "k1", "kl_correction": False}, "kl_correction"),
         (
-            {"tools": ["search", {"python": {}, "name": "search"}]},
-            "rl.tools: two are called search",
+            {"tools": ["python", {"use": "./own.py:look", "name": "python"}]},
+            "rl.tools: two are called python",
         ),
         (
             {
@@ -92,17 +92,6 @@ def test_missing_section_and_unknown_reward_key_are_rejected(
     path = tmp_path / "small.yaml"
     path.write_text(f"{MANIFEST}rl: {section}\n")
     with pytest.raises(ManifestError, match=message):
-        load_manifest(path)
-
-
-def test_search_without_a_path_needs_documents(tmp_path: Path) -> None:
-    path = tmp_path / "small.yaml"
-    path.write_text(
-        "name: small\nmodel: {path: tuned}\n"
-        "rl: {steps: 1, data: [{path: a.jsonl}], rewards: [{kind: exact}], tools: "
-        "[search]}\n"
-    )
-    with pytest.raises(ManifestError, match="no section `sources:`"):
         load_manifest(path)
 
 

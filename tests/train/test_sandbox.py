@@ -512,7 +512,7 @@ def test_machine_without_sandbox_is_rejected_in_preflight(
             "rl": {
                 "data": [{"path": "x.jsonl"}],
                 "rewards": [{"kind": "number"}],
-                "tools": [{"search": {"path": "x.jsonl"}}, "python"],
+                "tools": [{"use": "json:loads"}, "python"],
                 "steps": 1,
             },
         }
