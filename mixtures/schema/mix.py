@@ -38,7 +38,12 @@ def temperature(weights: Mapping[str, float]) -> float | None:
     return weights[ALPHA] if list(weights) == [ALPHA] else None
 
 
-def _mean_something(weights: dict[str, float]) -> dict[str, float]:
+def check_weights(weights: dict[str, float]) -> dict[str, float]:
+    """Return the weights.
+
+    Raises:
+        ValueError: an exponent is above 1, or all weights are 0.
+    """
     alpha = temperature(weights)
     if alpha is not None and alpha > 1:
         raise ValueError(
@@ -53,7 +58,7 @@ def _mean_something(weights: dict[str, float]) -> dict[str, float]:
     return weights
 
 
-Weights = Annotated[dict[str, NotNegative], AfterValidator(_mean_something)]
+Weights = Annotated[dict[str, NotNegative], AfterValidator(check_weights)]
 """Source -> share relative to the others', or `{alpha: exponent}`."""
 
 

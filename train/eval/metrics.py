@@ -65,7 +65,9 @@ def generation_metrics(
     return {
         name: np.array(
             [
-                max(_agreement(name, answer, reference) for reference in item.answers)
+                max(
+                    answer_metric(name, answer, reference) for reference in item.answers
+                )
                 for item, answer in zip(items, answers, strict=True)
             ],
             dtype=np.float64,
@@ -103,8 +105,12 @@ def own_metric(
     return values if values.shape else float(values)
 
 
-def _agreement(name: str, answer: str, reference: str) -> float:
-    """Metric of one answer."""
+def answer_metric(name: str, answer: str, reference: str) -> float:
+    """Return `exact_match`, `contains` or `f1` of one answer and a reference: 0 to 1.
+
+    Raises:
+        ValueError: no such metric.
+    """
     if name == "exact_match":
         return float(answer.strip() == reference.strip())
     if name == "contains":
