@@ -33,7 +33,7 @@ from benchmarks.measuring import Row, row
 from benchmarks.public_data import read_archive, read_records
 from gristmill.dataprep.decontamination.contamination import find_matches, is_over
 from gristmill.dataprep.decontamination.evaluation_sets import forms, read_items
-from gristmill.dataprep.decontamination.ngram_index import (
+from gristmill.dataprep.decontamination.ngram import (
     build_index,
     count_documents,
     find_ngrams,

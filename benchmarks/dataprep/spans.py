@@ -22,7 +22,7 @@ from benchmarks.dataprep.texts import compare, library_texts, word_ngrams
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row, text_megabytes
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.decontamination.ngram_index import build_index, find_ngrams
+from gristmill.dataprep.decontamination.ngram import build_index, find_ngrams
 from gristmill.dataprep.dedup.exact_substring import SubstringsPlan, run_jobs
 from gristmill.dataprep.dedup.lines import find_units
 from gristmill.dataprep.document_numbers import number_documents

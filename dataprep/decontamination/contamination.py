@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.decontamination.evaluation_sets import read_parts
-from gristmill.dataprep.decontamination.ngram_index import (
+from gristmill.dataprep.decontamination.ngram import (
     Hits,
     NgramIndex,
     build_index,

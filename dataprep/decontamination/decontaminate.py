@@ -35,7 +35,7 @@ from gristmill.dataprep.decontamination.contamination import (
 )
 from gristmill.dataprep.decontamination.cut_span import widen, words_left
 from gristmill.dataprep.decontamination.evaluation_sets import Part, read_parts
-from gristmill.dataprep.decontamination.ngram_index import (
+from gristmill.dataprep.decontamination.ngram import (
     Hits,
     build_index,
     count_documents,

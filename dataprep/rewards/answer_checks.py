@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.dataprep.examples.conversations import Example, Message
-from gristmill.dataprep.rewards.math_answers import same_answer
+from gristmill.dataprep.rewards.math import same_answer
 from gristmill.dataprep.user_functions import (
     blaming,
     call_own,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gristmill.dataprep.rewards.answer_checks import Answer, verifier_of
-from gristmill.dataprep.rewards.math_answers import final_answer, same_answer
+from gristmill.dataprep.rewards.math import final_answer, same_answer
 from gristmill.mixtures.schema.rl import Mathematics, wants_answer
 
 pytest.importorskip("sympy", reason="sympy comes with torch")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.decontamination.contamination import MOST_COPIES, find_matches
 from gristmill.dataprep.decontamination.cut_span import widen, words_left
-from gristmill.dataprep.decontamination.ngram_index import (
+from gristmill.dataprep.decontamination.ngram import (
     MOST_PLACES,
     build_index,
     find_ngrams,

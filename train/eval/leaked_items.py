@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.decontamination.ngram_index import (
+from gristmill.dataprep.decontamination.ngram import (
     NgramIndex,
     build_index,
     covered,
