@@ -27,6 +27,8 @@ class Merge(Section):
     """
 
     def _problems(self) -> Iterator[str]:
+        if len(set(self.steps)) < len(self.steps):
+            yield "steps names a step twice"
         if self.weights is not None and len(self.weights) != len(self.steps):
             yield (
                 f"weights has {len(self.weights)} numbers, but steps has "

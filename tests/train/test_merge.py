@@ -28,6 +28,8 @@ def test_impossible_merge_is_rejected_with_the_fix() -> None:
         Merge(steps=(1, 2, 3), weights=(1.0, 2.0))
     with pytest.raises(ValueError, match="steps"):
         Merge(steps=(1,))
+    with pytest.raises(ValueError, match="twice"):
+        Merge(steps=(2, 2))
 
 
 def test_manifest_must_keep_the_checkpoints_to_merge(tmp_path: Path) -> None:
