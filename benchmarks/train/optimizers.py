@@ -27,8 +27,8 @@ from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.optimizer import Optimizer
 from gristmill.mixtures.schema.pretrain import Schedule
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.optim.schedules import learning_rate

@@ -20,8 +20,8 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.step import accumulate_gradients
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prediction_targets import Layout

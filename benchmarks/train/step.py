@@ -30,8 +30,8 @@ from gristmill.mixtures.schema.model import Model
 from gristmill.train.distributed.fsdp import compute_dtype
 from gristmill.train.distributed.process_groups import World, single_process
 from gristmill.train.generation.scheduler import generate
-from gristmill.train.models.decoder import configure
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import configure
 
 VOCAB, LENGTH, ROWS = 4096, 256, 16
 SECTION = Model(layers=4, width=128, heads=4)

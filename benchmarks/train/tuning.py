@@ -25,9 +25,9 @@ from benchmarks.measuring import Row, row
 from gristmill.mixtures.base import Options
 from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.packing.best_fit import best_fit_decreasing
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import WEIGHTS_FILE, drawn, load_model
 from gristmill.train.objectives.losses import (
     IGNORED,

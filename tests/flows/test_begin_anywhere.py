@@ -24,13 +24,13 @@ from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.reward_model import (
     RewardModel,
     save_reward_model,
     with_new_score,
 )
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import (
     drawn,
     load_model,

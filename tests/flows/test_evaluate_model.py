@@ -15,8 +15,8 @@ from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, save_model
 
 TASKS = """

@@ -34,10 +34,10 @@ from gristmill.train.generation.language_model import LanguageModel, open_langua
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler, complete
 from gristmill.train.generation.scheduler_thread import Engine
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.tensor_files import write_tensors
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages.export import exported_tensors
 

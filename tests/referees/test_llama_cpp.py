@@ -24,10 +24,10 @@ from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.ollama import go_template
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages.export import run
 

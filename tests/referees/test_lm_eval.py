@@ -88,7 +88,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), 300, LENGTH
     )
     tensor_of = drawn(shape, 3)
-    from gristmill.train.models.decoder import Llama
+    from gristmill.train.models.transformer import Llama
 
     with torch.device("meta"):
         names = {

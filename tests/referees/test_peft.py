@@ -13,7 +13,7 @@ import torch
 from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import adapt, adapted_tensors, merged
 from gristmill.train.adapters.peft_files import save_adapter
-from gristmill.train.models.decoder import Llama
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model, read_shape, stored
 
 # Importing it takes seconds, which collection need not spend.

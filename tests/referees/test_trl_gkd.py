@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gristmill.mixtures.schema.posttraining import BETA, Distill, Divergence
-from gristmill.train.models.decoder import Llama
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.distillation import distilled_nll, kept_of
 from gristmill.train.objectives.losses import IGNORED

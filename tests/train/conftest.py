@@ -25,8 +25,8 @@ from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import Pair
 from gristmill.train.data.preference_rows import PairRows, write_pair_rows
 from gristmill.train.loop.rows_read import READS
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn
 
 SOURCES = ("prose", "code")

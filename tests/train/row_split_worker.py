@@ -27,9 +27,9 @@ from gristmill.train.distributed.context_parallel import TokenHead
 from gristmill.train.distributed.fsdp import split_rows
 from gristmill.train.distributed.process_groups import World, make_world, process_group
 from gristmill.train.models import attention
-from gristmill.train.models.decoder import Llama, configure
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.moe import MixtureOfExperts, expert_loads
+from gristmill.train.models.transformer import Llama, configure
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import (
     next_tokens,

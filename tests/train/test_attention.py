@@ -18,8 +18,8 @@ from gristmill.train.models.attention import (
     document_numbers,
     see_documents,
 )
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 
 MakeModel = Callable[[Shape], Llama]
 ROWS = ((5, 12, 7), (24,), (1, 1, 22), (10, 4))

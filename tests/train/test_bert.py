@@ -18,7 +18,6 @@ from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema.engine import Compute
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.models.decoder import configure
 from gristmill.train.models.encoder import Bert
 from gristmill.train.models.hf_configs import (
     UnknownArchitectureError,
@@ -31,6 +30,7 @@ from gristmill.train.models.model_config import (
     shape_to_train,
 )
 from gristmill.train.models.tensor_files import write_tensors
+from gristmill.train.models.transformer import configure
 from gristmill.train.models.weights import (
     WeightsError,
     check_model,

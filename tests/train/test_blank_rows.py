@@ -17,10 +17,10 @@ from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.objectives.span_objectives import BlankInfilling
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.gguf_model import GgufError, check_gguf
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.rope import rotary_table
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.glm import Blanks, Marks, blanks_of
 from gristmill.train.objectives.losses import IGNORED

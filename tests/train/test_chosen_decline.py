@@ -14,8 +14,8 @@ from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.pairs import Pair
 from gristmill.train.data.preference_rows import PairRows
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.preference_report import DeclineAlarm, decline_of

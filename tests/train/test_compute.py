@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.mixtures.schema.engine import Compute, Engine
-from gristmill.train.models.decoder import configure
+from gristmill.train.models.transformer import configure
 
 
 @pytest.fixture

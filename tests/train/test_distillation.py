@@ -25,8 +25,8 @@ from gristmill.mixtures.schema.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model, read_shape, save_model
 from gristmill.train.objectives import losses
 from gristmill.train.objectives.distillation import (

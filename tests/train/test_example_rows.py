@@ -26,8 +26,8 @@ from gristmill.train.data.example_rows import (
     write_example_rows,
 )
 from gristmill.train.loop.rows_read import rows_read
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.objectives.sft import AssistantTurns
 from tests.packed_sets import verify

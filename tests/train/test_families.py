@@ -17,7 +17,6 @@ import torch
 from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.model_families import FAMILIES as FAMILY_NAMES
 from gristmill.mixtures.schema.model import RopeScaling
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import (
     ARCHITECTURES,
     UnknownArchitectureError,
@@ -34,6 +33,7 @@ from gristmill.train.models.model_config import (
 )
 from gristmill.train.models.rope import frequencies
 from gristmill.train.models.tensor_files import write_tensors
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import (
     WeightsError,
     check_model,

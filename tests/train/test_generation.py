@@ -24,8 +24,8 @@ from gristmill.train.generation.scheduler import (
     complete,
     generate,
 )
-from gristmill.train.models.decoder import Llama, empty_cache
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama, empty_cache
 
 PROMPTS = [[7], [3, 1, 4, 1, 5], [9, 2, 6]]
 

@@ -30,10 +30,10 @@ from gristmill.tokenize.encoding.llama_cpp_vocabulary import (
 from gristmill.tokenize.encoding.pretokens import LLAMA3
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.gguf_model import GgufError, check_gguf, write_gguf
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.ollama import go_template, modelfile
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import save_model
 from gristmill.train.stages import export
 from gristmill.train.stages.export import run, write_gguf_files

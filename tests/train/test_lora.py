@@ -23,8 +23,8 @@ from gristmill.train.adapters.lora import (
     merged,
 )
 from gristmill.train.adapters.quantised import product, rounded
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, load_model
 from tests.train.jsonl import write_jsonl
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gristmill.mixtures.schema.model import PRESETS, Initialisation, Model
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import Llama
 
 MakeModel = Callable[[Shape], Llama]
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.optimizer import Optimizer, OptimizerKind
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import FINAL_NORM
 from gristmill.train.models.model_config import shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim import normuon
 from gristmill.train.optim.mup import rate_factor

@@ -24,8 +24,8 @@ from gristmill.core.object_stores import StoreUnavailableError
 from gristmill.mixtures.schema.engine import Engine, Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.metrics_log import TIMINGS
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.worker_main import write_error
 from tests.stores import BUCKET

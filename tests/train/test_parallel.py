@@ -22,8 +22,8 @@ from benchmarks.train.held_gradients import held_gradients
 from benchmarks.train.parallel_forms import ROUNDING, differences_of
 from gristmill.mixtures.schema.engine import Engine, Parallel
 from gristmill.train.distributed.tensor import UnevenSplitError, split_matrices
-from gristmill.train.models.decoder import Llama, padded_to_multiple
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama, padded_to_multiple
 from tests.train.jsonl import read_metrics
 
 WORKER = "tests.train.parallel_worker"

@@ -31,10 +31,10 @@ from gristmill.train.eval.document_scorer import (
     load_scorer,
     score_document,
 )
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.tensor_files import write_tensors
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.stages.export import exported_tensors
 

@@ -7,8 +7,8 @@ import torch
 
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.optimizer import Optimizer
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.optim.optimizer import make_optimizers
 from gristmill.train.planning import memory
 from gristmill.train.planning.devices import (

@@ -90,7 +90,7 @@ def test_attention_across_examples_is_detected(
 ) -> None:
     inputs, config = start
     monkeypatch.setattr(
-        "gristmill.train.models.decoder.see_documents",
+        "gristmill.train.models.transformer.see_documents",
         lambda positions, dense=False, prefix=None: None,
     )
     with pytest.raises(NotProvedError, match="attention or positions"):

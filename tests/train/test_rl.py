@@ -24,13 +24,13 @@ from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler, generate
 from gristmill.train.loop.metrics_log import TIMINGS
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.reward_model import (
     load_reward_model,
     save_reward_model,
     with_new_score,
 )
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.rl.rewards import RewardModelError
 from gristmill.train.rl.rollout_phase import Actor

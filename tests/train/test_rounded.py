@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from gristmill.mixtures.schema.model import Model
 from gristmill.train.adapters.quantised import rounded
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import save_model
 from gristmill.train.objectives.reference_logps import KEY, StaleReferenceError
 from tests.train.jsonl import read_metrics, write_jsonl

@@ -24,8 +24,8 @@ from gristmill.train.models.attention import (
     document_numbers,
     see_documents,
 )
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 from tests.train.row_split_worker import DOCUMENTS, LENGTH, VARIANTS, positions
 
 ROUNDING = 5e-6

@@ -24,9 +24,9 @@ from gristmill.mixtures.schema.tokenizer import Tokenizer
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.objective import UNTRAINED
-from gristmill.train.models.decoder import configure, logits_head
 from gristmill.train.models.encoder import EncoderDecoder
 from gristmill.train.models.model_config import shape_to_train
+from gristmill.train.models.transformer import configure, logits_head
 from gristmill.train.models.weights import WeightsError, load_model, read_shape
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.next_token import NextToken

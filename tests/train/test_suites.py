@@ -39,8 +39,8 @@ from gristmill.train.eval.suites import (
     task_answers,
 )
 from gristmill.train.eval.tasks import TaskError
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import save_model
 from tests.flows.rendered import facts_of
 from tests.train.jsonl import write_jsonl

@@ -37,8 +37,8 @@ from gristmill.train.eval.likelihood import (
 from gristmill.train.eval.metrics import choice_metrics, generation_metrics
 from gristmill.train.eval.tasks import Item, TaskError, read_task
 from gristmill.train.loop.rows_read import RowsRead, rows_read
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.transformer import Llama
 from tests.packed_sets import write_packed_set
 from tests.train.jsonl import write_jsonl
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from benchmarks.checkout import ROOT
 from gristmill.mixtures.schema.evaluation import Export
 from gristmill.mixtures.schema.model import Model
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.tensor_files import (
     INDEX_FILE,
@@ -30,6 +29,7 @@ from gristmill.train.models.tensor_files import (
     write_model,
     write_tensors,
 )
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.stages.export import write_folder
 

@@ -20,9 +20,9 @@ from gristmill.mixtures.schema.posttraining import LinearLayer, Lora, RoundedBas
 from gristmill.train.adapters.quantised import RoundedWeight, product, rounded
 from gristmill.train.distributed.fsdp import sharded_model
 from gristmill.train.distributed.process_groups import World
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.planning.flops import flops_per_token
 

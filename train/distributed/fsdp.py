@@ -21,7 +21,7 @@ from gristmill.train.models.own_model import build_own
 from gristmill.train.models.weights import TensorOf
 
 if TYPE_CHECKING:
-    from gristmill.train.models.decoder import Llama
+    from gristmill.train.models.transformer import Llama
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -67,9 +67,9 @@ def sharded_model(
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     from gristmill.train.distributed.tensor import split_matrices
-    from gristmill.train.models.decoder import configure
     from gristmill.train.models.encoder import model_of
     from gristmill.train.models.float8 import Float8Error, use_float8
+    from gristmill.train.models.transformer import configure
 
     if isinstance(shape, OwnShape):
         if world.row_split is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from gristmill.train.models.decoder import Llama
+    from gristmill.train.models.transformer import Llama
 
 SEQUENCE, HEADS = 1, 1
 """Dimension of tokens in (n, t, d), and of heads in (n, h, t, c)."""

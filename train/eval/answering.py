@@ -38,7 +38,7 @@ from gristmill.train.eval.metrics import (
 from gristmill.train.eval.tasks import Item, TaskError, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.batch_plan import slices
-from gristmill.train.models.decoder import Llama
+from gristmill.train.models.transformer import Llama
 
 PROMPTS_PER_BATCH = 16
 SAMPLES = 5

@@ -25,7 +25,7 @@ from gristmill.tokenize.encoding.tokenizer import (
 )
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE
 from gristmill.train.eval.held_out import LARGEST_EXPONENT
-from gristmill.train.models.decoder import Llama
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import INDEX_FILE, WEIGHTS_FILE, load_model
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 

@@ -23,8 +23,8 @@ from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.eval.intervals import Estimate, interval
 from gristmill.train.loop.batch_plan import micro_batches, slices
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import OwnShape, Shape
+from gristmill.train.models.transformer import Llama
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
 from gristmill.train.optim.averaging import AveragedWeights

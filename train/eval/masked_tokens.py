@@ -27,7 +27,7 @@ from gristmill.train.eval.held_out import (
     token_columns,
 )
 from gristmill.train.eval.intervals import Estimate, interval
-from gristmill.train.models.decoder import Llama
+from gristmill.train.models.transformer import Llama
 from gristmill.train.objectives.masked_rows import masking_of
 from gristmill.train.objectives.span_rows import corruption_of
 

@@ -16,7 +16,7 @@ from gristmill.train.data.conversation_tokens import (
     ChatError,
 )
 from gristmill.train.eval.answering import open_reader
-from gristmill.train.models.decoder import Llama
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 
 UNFINISHED = "\ufffd"

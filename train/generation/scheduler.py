@@ -25,8 +25,8 @@ from gristmill.train.generation.sampling import (
     probabilities,
     random_numbers,
 )
-from gristmill.train.models.decoder import Cache, Llama, empty_cache
 from gristmill.train.models.own_model import OwnModel
+from gristmill.train.models.transformer import Cache, Llama, empty_cache
 
 ROOM = 64
 """Positions by which caches grow."""

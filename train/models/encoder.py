@@ -18,7 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
-from gristmill.train.models.decoder import (
+from gristmill.train.models.hf_configs import hf_config
+from gristmill.train.models.model_config import BUCKETS, MOST_DISTANCE, Shape
+from gristmill.train.models.rope import rotary_table
+from gristmill.train.models.transformer import (
     Cache,
     Head,
     Llama,
@@ -26,9 +29,6 @@ from gristmill.train.models.decoder import (
     ShapedModel,
     logits_head,
 )
-from gristmill.train.models.hf_configs import hf_config
-from gristmill.train.models.model_config import BUCKETS, MOST_DISTANCE, Shape
-from gristmill.train.models.rope import rotary_table
 
 ATTENTION = "gristmill"
 """Name of `hf_attention` in transformers."""

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from gristmill.train.models.decoder import Llama
+from gristmill.train.models.transformer import Llama
 
 MULTIPLE = 16
 """Required divisor of both dimensions of a matrix (torch._scaled_mm)."""

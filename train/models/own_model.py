@@ -19,8 +19,8 @@ from gristmill.dataprep.user_functions import (
     taken_by_name,
 )
 from gristmill.mixtures.user_code import OwnCodeError
-from gristmill.train.models.decoder import Head, logits_head
 from gristmill.train.models.model_config import OwnShape
+from gristmill.train.models.transformer import Head, logits_head
 
 INNER = "inner."
 """Prefix of parameter names within the wrapper; files have the user's names."""

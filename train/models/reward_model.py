@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.core.files import read_json, write_json
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import (
     ARCHITECTURES,
     family_of,
@@ -28,6 +27,7 @@ from gristmill.train.models.hf_configs import (
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.model_config import ConfigJson, Shape
 from gristmill.train.models.tensor_files import ready, write_tensors
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import (
     SHAPE_FILE,
     WEIGHTS_FILE,

@@ -41,7 +41,7 @@ from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
 from gristmill.train.models.tensor_files import ready, write_tensors
 
 if TYPE_CHECKING:
-    from gristmill.train.models.decoder import Llama
+    from gristmill.train.models.transformer import Llama
 
 SHAPE_FILE = "config.json"
 TensorOf = Callable[[str, torch.Size], Tensor]

@@ -21,8 +21,8 @@ from gristmill.train.distributed.fsdp import gathered
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
+from gristmill.train.models.transformer import Llama
 from gristmill.train.rl.multi_turn import Asked, Dialogue
 from gristmill.train.rl.rollout import Generated
 

@@ -45,7 +45,7 @@ from gristmill.train.eval.suites import answer_suite, read_suite
 from gristmill.train.eval.tasks import Record, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import READS, rows_read
-from gristmill.train.models.decoder import Llama
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 

@@ -15,9 +15,9 @@ import torch
 from gristmill.core.files import as_path, write_json
 from gristmill.core.stage_context import Context
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_to_json
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, write_tensors
+from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import SHAPE_FILE, WeightsError, check_model, stored
 from gristmill.train.stages.stage_inputs import MODEL, Inputs
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
