@@ -4,7 +4,7 @@
 
 Attention and masks are those of attention.py. Models are called like the decoder (see
 `decoder.Llama`); `hf_encoder_configs` has their names in transformers. Shapes are those
-of decoder.py; s encoded tokens, t decoded tokens. transformers is imported when one is
+of transformer.py; s encoded tokens, t decoded tokens. transformers is imported when one is
 built.
 """
 
