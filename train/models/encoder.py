@@ -3,9 +3,9 @@
 (Raffel et al. 2020; Shazeer 2020).
 
 Attention and masks are those of attention.py. Models are called like the decoder (see
-`decoder.Llama`); `hf_encoder_configs` has their names in transformers. Shapes are those
-of transformer.py; s encoded tokens, t decoded tokens. transformers is imported when one is
-built.
+`transformer.Llama`); `hf_encoder_configs` has their names in transformers. Shapes are
+those of transformer.py; s encoded tokens, t decoded tokens. transformers is imported
+when one is built.
 """
 
 from __future__ import annotations
