@@ -39,7 +39,7 @@ class RowSplitError(ValueError):
 
 @dataclass(frozen=True)
 class TokenHead:
-    """Head (see `decoder.Head`) that computes values per token from its hidden state and
+    """Head (see `transformer.Head`) that computes values per token from its hidden state and
     further inputs per token.
 
     Attributes:
