@@ -39,8 +39,8 @@ class RowSplitError(ValueError):
 
 @dataclass(frozen=True)
 class TokenHead:
-    """Head (see `transformer.Head`) that computes values per token from its hidden state and
-    further inputs per token.
+    """Head (see `transformer.Head`) that computes values per token from its hidden
+    state and further inputs per token.
 
     Attributes:
         function: (hidden (n, t, d), output matrix, ...) -> tensors (n, t) without
