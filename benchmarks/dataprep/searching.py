@@ -84,7 +84,7 @@ def by_meaning(folder: Path, corpus: Corpus, repeats: int) -> Row:
         "documents/s",
         f"{DOCUMENTS:,} vectors of {DIM} numbers in float16; peer: read_table and "
         "argsort, in float32",
-        floor=2.0,
+        floor=1.8,
     )
 
 
