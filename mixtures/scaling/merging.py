@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gristmill.mixtures.base import Positive, PositiveFloat, Section
+from gristmill.mixtures.base import Positive, PositiveFloat, Section, repeated
 
 
 class Merge(Section):
@@ -27,8 +27,8 @@ class Merge(Section):
     """
 
     def _problems(self) -> Iterator[str]:
-        if len(set(self.steps)) < len(self.steps):
-            yield "steps names a step twice"
+        if twice := repeated(self.steps):
+            yield f"steps names {twice} twice"
         if self.weights is not None and len(self.weights) != len(self.steps):
             yield (
                 f"weights has {len(self.weights)} numbers, but steps has "
