@@ -60,7 +60,7 @@ def draw(words: np.ndarray, key: int) -> np.ndarray:
 
     Args:
         words: (n, 2) from `id_words`.
-        key: 64 bits from `order.order_key`; another key gives an independent draw.
+        key: 64 bits from `shuffle.order_key`; another key gives an independent draw.
     """
     drawn = np.empty(len(words), np.uint64)
     draw_each(words, np.uint64(key), drawn)
@@ -69,7 +69,7 @@ def draw(words: np.ndarray, key: int) -> np.ndarray:
 
 @kernel
 def draw_each(words: np.ndarray, key: np.uint64, drawn: np.ndarray) -> None:
-    """See `draw`: `order.mix_bits` of the second word and that of the first one."""
+    """See `draw`: `shuffle.mix_bits` of the second word and that of the first one."""
     for number in range(len(words)):
         drawn[number] = splitmix64(
             splitmix64(words[number, 0] ^ key) ^ words[number, 1] ^ key

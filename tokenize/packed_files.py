@@ -18,7 +18,7 @@
                               tables, by the leading bits of the id
 
 A training row holds text of one source only, and row r belongs to the source at place r
-of the merged order (`order.sources_of_rows`), so every prefix of the files holds the
+of the merged order (`shuffle.sources_of_rows`), so every prefix of the files holds the
 mixture. A set with phases stores its rows phase after phase, each in its own merged
 order: `train.stages` of packed.json has the rows of each source for every phase.
 

@@ -18,7 +18,7 @@ from gristmill.dataprep.text.kernels import kernel
 
 @kernel
 def rank_row(counts, source, index):  # type: ignore[no-untyped-def]
-    """The place of a source's row in the merged order (`order.rank`)."""
+    """The place of a source's row in the merged order (`shuffle.rank`)."""
     source_rows = counts[source]
     time = 2 * index + 1
     divisor = 2 * source_rows
@@ -79,7 +79,7 @@ def reorder(counts, half_bits, round_keys, places, inverse, shuffled):  # type: 
 
     Args:
         counts: int64 (S,), rows per source.
-        half_bits: int64 (S,), see `order.half_bits_of`.
+        half_bits: int64 (S,), see `shuffle.half_bits_of`.
         round_keys: uint64 (S, rounds), of this epoch, in the order of their use.
         places: int64 (n,), in [0, R).
         inverse: apply the inverse.
@@ -176,12 +176,12 @@ def first_row_from(counts, source, total, place):  # type: ignore[no-untyped-def
 @kernel
 def permute_source(index, count, half_bits, round_keys, inverse, values, slots):  # type: ignore[no-untyped-def]
     """Numbers of one source through its keyed permutation of [0, count), in place
-    (`order.permute`).
+    (`shuffle.permute`).
 
     Args:
         index: int64 (k,), in [0, count).
         count: rows of the source.
-        half_bits: see `order.half_bits_of`.
+        half_bits: see `shuffle.half_bits_of`.
         round_keys: uint64 (rounds,), in the order of their use.
         inverse: apply the inverse: the same rounds between two swaps of the halves.
         values, slots: uint64 and int64, of at least k numbers, scratch.

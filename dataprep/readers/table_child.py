@@ -3,7 +3,7 @@ writes its rows as validated batches.
 
 Arrow trusts the offsets in a file, so a damaged file may crash its reader or make it
 allocate any amount of memory. Each batch is fully validated here before it is sent.
-Started by `tables.TableReader`; a frame (`guarded.py`) is JSON, or after
+Started by `parquet.TableReader`; a frame (`guarded.py`) is JSON, or after
 `{"batch": true}` an Arrow stream of one batch.
 """
 

@@ -3,7 +3,7 @@ every other row stays.
 
 The mixture is laid out as if nothing were excluded, so each row keeps its number and
 its tokens; the rows are emptied afterwards. A training that has read none of them
-resumes exactly where it was (see `order.OrderWithout`).
+resumes exactly where it was (see `shuffle.OrderWithout`).
 """
 
 from __future__ import annotations

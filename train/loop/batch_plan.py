@@ -26,7 +26,7 @@ class PlanError(ValueError):
 
 
 class RowOrder(Protocol):
-    """Row at each position (see `order.Order`)."""
+    """Row at each position (see `shuffle.Order`)."""
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
         """Rows (int64) at positions (int64)."""
