@@ -185,12 +185,16 @@ def import_beam() -> Any:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # A job's error has the messages of a job server, or they do not matter if the engine
     # continues.
-    root.addFilter(lambda record: record.module != "portable_runner")
+    root.addFilter(_is_no_message)
     return apache_beam
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
     return "apitools" not in record.getMessage()
+
+
+def _is_no_message(record: logging.LogRecord) -> bool:
+    return record.module != "portable_runner"
 
 
 def make_pipeline(options: EngineOptions) -> Any:

@@ -69,16 +69,18 @@ def failed(refusal: RefusedError) -> State:
     Prefect's engine raises the state again after the flow has ended, and logs it with
     its own useless traceback: these two records are filtered out.
     """
-    from prefect.exceptions import FailedRun
     from prefect.states import Failed
 
     for name in ENGINE_LOGGERS:
-        logging.getLogger(name).addFilter(
-            lambda record: (
-                not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
-            )
-        )
+        # a logger keeps the same function only once
+        logging.getLogger(name).addFilter(_is_not_of_failed_run)
     return Failed(message=str(refusal))
+
+
+def _is_not_of_failed_run(record: logging.LogRecord) -> bool:
+    from prefect.exceptions import FailedRun
+
+    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
 
 def publish_run(session: Session, event: RunEvent) -> None:

@@ -115,6 +115,13 @@ def send_nothing(group: Sequence[Element]) -> Iterator[tuple[int, bytes]]:
     yield 0, b""
 
 
+def test_logs_are_filtered_once_however_many_jobs_run() -> None:
+    import_beam()
+    filters = list(logging.getLogger().filters)
+    import_beam()
+    assert logging.getLogger().filters == filters
+
+
 def test_every_pipeline_is_one_linear_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,17 @@ def test_a_refused_flow_ends_without_a_traceback(
     assert kinds == [ZeroDivisionError] * len(reporting.ENGINE_LOGGERS)
 
 
+def test_refused_flows_add_no_further_filters() -> None:
+    reporting.failed(RefusedError("one"))
+    filters = [
+        list(logging.getLogger(name).filters) for name in reporting.ENGINE_LOGGERS
+    ]
+    reporting.failed(RefusedError("two"))
+    assert filters == [
+        logging.getLogger(name).filters for name in reporting.ENGINE_LOGGERS
+    ]
+
+
 def test_printed_link_signs_in_and_logs_omit_the_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
