@@ -309,6 +309,12 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
+def read_json_lines(path: Path) -> list[Any]:
+    """Read the records of a file of JSON lines, which only LF ends."""
+    with path.open("rb") as lines:
+        return list(map(json.loads, lines))
+
+
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Create a file only if it does not exist; return True if this call created it.
 

@@ -221,7 +221,7 @@ def read_items(name: str, path: Path) -> Iterator[Fields]:
                 f"{path}: line {rows.line_num} is not readable CSV: {error}"
             ) from error
     else:
-        yield from ({TEXT: line} for line in text.splitlines() if line.strip())
+        yield from ({TEXT: line} for line in text.split("\n") if line.strip())
 
 
 def _json_items(path: Path, compression: str) -> Iterator[Fields]:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from gristmill.core.files import read_json, write_json_lines
+from gristmill.core.files import read_json, read_json_lines, write_json_lines
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
 from gristmill.dataprep.examples.conversations import Example
@@ -214,8 +214,7 @@ def usable_sets(
             )
         return
     quarantined: dict[str, list[Quarantined]] = {}
-    for line in (prepared / QUARANTINED).read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for record in read_json_lines(prepared / QUARANTINED):
         quarantined.setdefault(record["set"], []).append(
             Quarantined(record["place"], record["reason"])
         )

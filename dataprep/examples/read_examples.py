@@ -112,6 +112,21 @@ class Origin:
     licence: str | None = None
     record: str | None = None
 
+    @classmethod
+    def of(cls, place: str, record: Row) -> Origin:
+        """Origin of a record."""
+        url = record.get("url")
+        licence = next((record[key] for key in LICENCE_KEYS if record.get(key)), None)
+        record_id = record.get("id")
+        return cls(
+            place,
+            url if isinstance(url, str) else None,
+            None if licence is None else str(licence),
+            record_id
+            if isinstance(record_id, str) and OWN_ID.fullmatch(record_id)
+            else None,
+        )
+
 
 @dataclass(frozen=True)
 class RecordCounts:
@@ -296,7 +311,7 @@ def read_set(
         for place, row in _rows(path):
             try:
                 record = _record(row)
-                contents.append((convert(record), _origin(place, record)))
+                contents.append((convert(record), Origin.of(place, record)))
             except CorruptFileError as error:
                 raise ExamplesError(
                     f"{place}: {error}; the number of records lost after it is "
@@ -431,20 +446,6 @@ def _record(row: Any) -> Row:
     if not isinstance(row, dict):
         raise ValueError("a JSON object was expected")
     return row
-
-
-def _origin(place: str, record: Row) -> Origin:
-    url = record.get("url")
-    licence = next((record[key] for key in LICENCE_KEYS if record.get(key)), None)
-    record_id = record.get("id")
-    return Origin(
-        place,
-        url if isinstance(url, str) else None,
-        None if licence is None else str(licence),
-        record_id
-        if isinstance(record_id, str) and OWN_ID.fullmatch(record_id)
-        else None,
-    )
 
 
 def _rows(path: str) -> Iterator[tuple[str, Any]]:

@@ -137,5 +137,5 @@ def read_lines(lines: Sequence[str] | str) -> list[str]:
     """Entries of a list in the manifest, or lines of a file without blank lines."""
     if not isinstance(lines, str):
         return list(lines)
-    read = as_path(lines).read_text(encoding="utf-8").splitlines()
+    read = as_path(lines).read_text(encoding="utf-8").split("\n")
     return [line.strip() for line in read if line.strip()]

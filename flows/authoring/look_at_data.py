@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -385,12 +386,16 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
                     break
         return json_rows
     text = _beginning(file)[0].decode("utf-8", "replace")
-    lines = text.splitlines(keepends=True)
-    if len(lines) > 1 and len(text) >= SAMPLE_BYTES:
-        del lines[-1]  # it is most likely cut
+    if len(text) >= SAMPLE_BYTES:  # the last line is most likely cut
+        text = text[: text.rfind("\n") + 1] or text
     delimiter = "\t" if split_compression(file.name)[0] == ".tsv" else ","
     csv.field_size_limit(SAMPLE_BYTES)
-    return list(islice(csv.DictReader(lines, delimiter=delimiter), SAMPLE_ROWS))
+    return list(
+        islice(
+            csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter),
+            SAMPLE_ROWS,
+        )
+    )
 
 
 def _parsed(line: str) -> object:

@@ -77,7 +77,7 @@ def read_prompts(path: Path) -> dict[int, Prompt]:
             has the line's number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptsError(f"{path}: {why_unreadable(error)}") from error
     prompts: dict[int, Prompt] = {}

@@ -233,7 +233,7 @@ def read_list(path: Path) -> list[str]:
     """
     names: dict[str, None] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TakedownError(f"{path}: {why_unreadable(error)}") from error
     keys = ", ".join(LIST_KEYS)

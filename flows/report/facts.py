@@ -4,7 +4,6 @@ report.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from gristmill.core.files import read_json
+from gristmill.core.files import read_json, read_json_lines
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.documents import read_annotations, shard_names
@@ -419,5 +418,4 @@ def ranked(counts: ByName[int]) -> list[tuple[str, int]]:
 
 def training(folder: StageFolder) -> list[MetricsLine]:
     """The record of a training."""
-    lines = (folder.data / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return read_json_lines(folder.data / "metrics.jsonl")

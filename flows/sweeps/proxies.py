@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import TextIO, cast
 
 import yaml
 
-from gristmill.core.files import read_json
+from gristmill.core.files import read_json, read_json_lines
 from gristmill.flows.running.events import Subscriber, to_all
 from gristmill.flows.running.launch import interruptible
 from gristmill.flows.running.run import StageFailedError
@@ -362,8 +361,8 @@ def task_errors(metrics: Path) -> dict[str, float]:
     texts. Accuracies of small models are all near chance.
     """
     last_tasks: dict[str, dict[str, float]] = {}
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        last_tasks = json.loads(line).get("tasks", last_tasks)
+    for line in read_json_lines(metrics):
+        last_tasks = line.get("tasks", last_tasks)
     errors = {}
     for task, values in last_tasks.items():
         if "logp" in values:

@@ -75,7 +75,8 @@ def test_named_fields_may_hold_lists(tmp_path: Path) -> None:
 def test_tables_and_text_lines_are_items(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text('id,question\n1,"Who, then?"\n2,Where?\n')
     (tmp_path / "tabs.tsv").write_text("question\tid\nWhen?\t3\n")
-    (tmp_path / "lines.txt").write_text("First item.\n\n  \nSecond item.\n")
+    lines = "First item.\n\n  \nSecond\u2028item.\r\n"
+    (tmp_path / "lines.txt").write_text(lines, "utf-8", newline="")
     parts, items = read_parts(
         [EvaluationSet(path=str(tmp_path / "*.*"), text_fields=None, name="all")]
     )
@@ -84,7 +85,7 @@ def test_tables_and_text_lines_are_items(tmp_path: Path) -> None:
         (part.set, part.item, part.text) for part in parts if part.field != "id"
     ] == [
         ("all/lines", 1, "First item."),
-        ("all/lines", 2, "Second item."),
+        ("all/lines", 2, "Second\u2028item."),
         ("all/table", 1, "Who, then?"),
         ("all/table", 2, "Where?"),
         ("all/tabs", 1, "When?"),

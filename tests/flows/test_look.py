@@ -17,11 +17,13 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
+from gristmill.dataprep.readers.sources import find_files
 from gristmill.flows.authoring import measured_sample
 from gristmill.flows.authoring.look_at_data import (
     BOOK_PARAGRAPHS,
     look_at,
     names_code,
+    sample_rows,
 )
 from gristmill.flows.authoring.measured_sample import (
     Duplicates,
@@ -31,6 +33,7 @@ from gristmill.flows.authoring.measured_sample import (
 from gristmill.flows.authoring.try_function import take_sample
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.loader import load_manifest
+from gristmill.mixtures.schema.sources import DocumentFiles
 from tests.dataprep.warc_records import http, record
 
 MODEL = (
@@ -195,6 +198,13 @@ def test_sample_of_files_with_rows_stops_at_enough_documents(
     assert sampled == 80
     assert total == pytest.approx(150, abs=1)
     assert sample_of(tmp_path, documents=20)[0] == 20  # ten files are enough
+
+
+def test_cells_of_a_table_may_hold_line_separators_of_unicode(tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("text,n\none\u2028two\x85three,1\n", "utf-8", newline="")
+    (file,) = find_files("a", DocumentFiles(path=str(table), format="csv")).files
+    assert sample_rows(file) == [{"text": "one\u2028two\x85three", "n": "1"}]
 
 
 @pytest.mark.slow

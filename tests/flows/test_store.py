@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.core.files import TEMPORARY_MARK, atomic_write, create_exclusively
+from gristmill.core.files import (
+    TEMPORARY_MARK,
+    atomic_write,
+    create_exclusively,
+    read_json_lines,
+    write_json_lines,
+)
 from gristmill.core.store import CorruptError, StageFolder, Store
 
 
@@ -204,3 +210,11 @@ def test_listed_work_files_survive_the_commit(tmp_path: Path) -> None:
         if path.is_file()
     )
     assert remaining == ["checkpoints/step-2/a", "tensorboard/events"]
+
+
+def test_json_lines_keep_line_separators_of_unicode_inside_records(
+    tmp_path: Path,
+) -> None:
+    records = [{"reason": f"a{chr(code)}b"} for code in (0x0B, 0x0C, 0x85, 0x2028)]
+    write_json_lines(tmp_path / "lines", records)
+    assert read_json_lines(tmp_path / "lines") == records

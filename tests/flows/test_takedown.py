@@ -140,6 +140,8 @@ def test_takedown_list_accepts_names_or_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "list"
     path.write_text('# why\n\nabc\n{"url": "https://a.example"}\nabc\n{"id": "#1"}\n')
     assert read_list(path) == ["abc", "https://a.example", "#1"]
+    path.write_text('{"title": "one\u2028title", "id": "a"}\nb\u0085c\n', "utf-8")
+    assert read_list(path) == ["a", "b\u0085c"]
     path.write_text('{"title": "x"}')
     with pytest.raises(
         TakedownError, match=r"list:1: has none of the keys id, locator, url"

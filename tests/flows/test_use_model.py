@@ -23,6 +23,7 @@ from gristmill.dataprep.llm.local_endpoint import ServerError
 from gristmill.dataprep.llm.prompting import prompt
 from gristmill.flows.cli.main import app
 from gristmill.flows.models.find_model import ModelNotFoundError, find_model
+from gristmill.flows.models.generate import read_prompts
 from gristmill.flows.models.model_server import ModelServer
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.schema.model import Model
@@ -110,6 +111,12 @@ def test_models_are_found_in_folders_of_stages_and_exports(
     assert find_model(str(exported), None).tokenizer == exported
     with pytest.raises(ModelNotFoundError, match=r"config\.json does not exist"):
         find_model(str(stage.parent), None)
+
+
+def test_prompts_may_hold_line_separators_of_unicode(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a\u2028b\x85c"}\r\n\n{"prompt": "d"}', "utf-8")
+    assert read_prompts(path) == {1: {"prompt": "a\u2028b\x85c"}, 3: {"prompt": "d"}}
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
-from gristmill.core.files import atomic_write, copy_file
+from gristmill.core.files import atomic_write, copy_file, read_json_lines
 from gristmill.mixtures.schema.engine import Trackers
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
@@ -148,11 +148,7 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
 
 def read_lines(path: Path) -> list[Any]:
     """JSON of all lines of a file; an empty list if it does not exist."""
-    return (
-        [json.loads(line) for line in path.read_text().splitlines()]
-        if path.exists()
-        else []
-    )
+    return read_json_lines(path) if path.exists() else []
 
 
 def cut_after(path: Path, step: int) -> None:

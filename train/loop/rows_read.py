@@ -6,12 +6,12 @@ Less than one epoch and early stopping leave rows unread.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from gristmill.core.files import read_json_lines
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.shuffle import Order, order_key, permute
@@ -63,9 +63,6 @@ def rows_read(packed: PackedSet, section: Pretrain, folder: Path | None) -> Rows
     plan = plan_of(section, packed.sequence_length)
     steps = section.steps
     if folder is not None:
-        steps = max(
-            json.loads(line)["step"]
-            for line in (folder / METRICS).read_text().splitlines()
-        )
+        steps = max(line["step"] for line in read_json_lines(folder / METRICS))
     order = packed.order(section.key_seed)
     return RowsRead(packed, order, min(plan.end(steps), order.total))
