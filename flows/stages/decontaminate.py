@@ -7,7 +7,7 @@ from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 STAGE = Stage(
     "decontaminate",
-    3,
+    4,
     "gristmill.dataprep.decontamination.decontaminate:run",
     step=PrepareStep(
         Decontaminate,
