@@ -10,6 +10,8 @@ turns.
 For answers of several turns the peer is a loop over the same `generate`: each turn ends
 after a fixed number of tokens, and the same tokens of a tool's answer follow on both
 sides, so that both draw equally many tokens.
+
+Sampling alone is measured on given logits: no model generates faster than that.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from benchmarks.measuring import Row, fastest, row
 from benchmarks.train.tuning import PAD, TURNS, VOCAB, left_padded, peer, write_start
 from gristmill.train.distributed.fsdp import sharded_model
 from gristmill.train.distributed.process_groups import single_process
+from gristmill.train.generation.sampling import Sampling, random_numbers, sampled_ids
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
 from gristmill.train.rl.multi_turn import Asked, Dialogue
@@ -37,6 +41,9 @@ from gristmill.train.rl.tools.call_format import Call
 from gristmill.train.rl.tools.tool_call import Used
 
 PROMPTS, GROUP, NEW_TOKENS = 8, 8, 96
+SAMPLED_VOCABS, TOP_P, SAMPLINGS = (32_768, 128_256), 0.9, 5
+LOGIT_DEVIATIONS = {"": 4.0, "_flat": 1.0}
+"""Suffix of a row's name -> standard deviation of its logits."""
 TURNS_OF_ANSWER, TOOL_TOKENS = 3, 16
 """Turns of an answer with tools, and the tokens of each answer of a tool."""
 SHORTEST, LONGEST = 8, 64
@@ -50,6 +57,7 @@ def rows() -> Iterator[Row]:
         RuntimeError: a side did not draw all tokens.
     """
     torch.set_num_threads(1)
+    yield from sampling_rows()
     with tempfile.TemporaryDirectory() as temporary, single_process() as world:
         folder = Path(temporary)
         shape = write_start(folder)
@@ -74,6 +82,50 @@ def rows() -> Iterator[Row]:
             generate_turns,
             note,
         )
+
+
+def sampling_rows() -> Iterator[Row]:
+    """Measure sampling from the nucleus of given logits, of a model that is sure of few
+    ids, and of one that is sure of none.
+    """
+    if find_spec("transformers") is None:
+        return
+    from transformers import TopPLogitsWarper
+
+    warp = TopPLogitsWarper(top_p=TOP_P)
+    count = PROMPTS * GROUP
+    samplings = [Sampling(1.0, TOP_P, seed) for seed in range(count)]
+    generators = [random_numbers(sampling.seed, (1,)) for sampling in samplings]
+
+    def theirs(logits: torch.Tensor) -> None:
+        # The steps of transformers' GenerationMixin._sample.
+        scores = warp(None, logits.to(copy=True, dtype=torch.float32))
+        torch.multinomial(scores.softmax(dim=-1), num_samples=1)
+
+    for suffix, deviation in LOGIT_DEVIATIONS.items():
+        for vocab in SAMPLED_VOCABS:
+            generator = torch.Generator().manual_seed(0)
+            logits = deviation * torch.randn(count, vocab, generator=generator)
+            logps = logits.log_softmax(dim=-1)
+            perplexity = float((-(logps.exp() * logps).sum(dim=-1)).mean().exp())
+            ours, peer_rate = (
+                count / seconds
+                for seconds in fastest(
+                    SAMPLINGS,
+                    partial(sampled_ids, logits, samplings, generators),
+                    partial(theirs, logits),
+                    warmups=1,
+                )
+            )
+            yield row(
+                f"sampling{suffix}_vs_transformers, {vocab:,} ids",
+                ours,
+                peer_rate,
+                "tokens/s",
+                f"{count} rows, top_p {TOP_P}, perplexity {perplexity:,.0f}; ours "
+                "bounds the speed of any model",
+                floor=2.0,
+            )
 
 
 def _row(

@@ -39,7 +39,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
 
 STAGE = Stage(
     "evaluate",
-    4,
+    5,
     "gristmill.train.stages.evaluate:run",
     configure,
     only("tokenizer", "mix", *MODELS),

@@ -82,7 +82,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 
 STAGE = torchrun_stage(
     "rl",
-    4,
+    5,
     configure,
     needs,
     preflight=preflight,

@@ -1,21 +1,27 @@
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from gristmill.train.generation import sampling as sampling_module
 from gristmill.train.generation.language_model import TextStream
 from gristmill.train.generation.sampling import (
+    BLOCK,
     Sampling,
     SamplingError,
-    draw,
-    probabilities,
+    by_rejection,
+    by_sorting,
     random_numbers,
+    sampled_ids,
 )
 from gristmill.train.generation.scheduler import (
     PromptTooLongError,
@@ -97,28 +103,116 @@ def test_generation_ends_with_the_context(model: Llama) -> None:
 
 
 def test_draws_follow_the_distribution_and_temperature() -> None:
-    logits = np.log(np.array([0.5, 0.3, 0.2]))
-    generator = random_numbers(0, [1])
-    counts = Counter(
-        draw(probabilities(logits, Sampling(1.0)), generator) for _ in range(4000)
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(4000, -1)
+    generators = [random_numbers(0, [1])] * 4000
+    counts = sampled_ids(logits, [Sampling(1.0)] * 4000, generators).bincount()
+    assert np.allclose(counts / 4000, [0.5, 0.3, 0.2], atol=0.03)
+    cold = sampled_ids(logits[:200], [Sampling(0.05)] * 200, generators[:200])
+    assert int((cold == 0).sum()) >= 199  # (3/5) ** 20 is one in 27,000
+    coldest = sampled_ids(logits[:200], [Sampling(5e-324)] * 200, generators[:200])
+    assert int((coldest == 0).sum()) == 200
+
+
+@pytest.mark.parametrize("sample", [by_rejection, by_sorting])
+@pytest.mark.parametrize("top_p", [0.05, 0.6, 0.999])
+def test_samples_follow_the_distribution_over_the_nucleus(
+    sample: Callable[[Tensor, Tensor, Tensor], Tensor], top_p: float
+) -> None:
+    """With equally likely ids the nucleus has the first of them. The bound of the
+    frequencies is five standard deviations.
+    """
+    draws = 20_000
+    logits = torch.tensor([0.0, 1.0, 1.0, 1.0, 2.0, -1.0, 1.5, 1.0, -4.0])
+    weights = logits.softmax(dim=-1)
+    order = np.argsort(-weights.double().numpy(), kind="stable")
+    ranked = weights.double().numpy()[order]
+    expected = np.zeros(len(weights))
+    nucleus = order[ranked.cumsum() - ranked < top_p]
+    expected[nucleus] = weights[nucleus]
+    expected /= expected.sum()
+    numbers = torch.from_numpy(np.random.default_rng(0).random(draws))
+    ids = sample(
+        weights.expand(draws, -1).contiguous(),
+        torch.full((draws, 1), top_p, dtype=torch.float64),
+        numbers,
     )
-    assert np.allclose([counts[k] / 4000 for k in range(3)], [0.5, 0.3, 0.2], atol=0.03)
-    cold = Counter(
-        draw(probabilities(logits, Sampling(0.05)), generator) for _ in range(200)
+    counts = ids.bincount(minlength=len(weights)).numpy()
+    assert (counts[expected == 0.0] == 0).all()
+    deviations = np.sqrt(draws * expected * (1 - expected))
+    assert (np.abs(counts - draws * expected) <= 5 * deviations).all()
+
+
+@pytest.mark.parametrize("vocab", [3, BLOCK, 1000])
+@pytest.mark.parametrize("deviation", [0.1, 2.0, 6.0])
+def test_samples_are_in_the_nucleus_and_the_same_in_any_batch(
+    vocab: int, deviation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_module, "CHUNK_LOGITS", 7 * vocab)
+    samplings = [
+        Sampling(temperature, top_p, seed)
+        for seed in range(20)
+        for temperature in (0.0, 0.7, 1.0)
+        for top_p in (0.05, 0.9, 0.999999, 1.0)
+    ]
+    logits = deviation * torch.randn(
+        len(samplings), vocab, generator=torch.Generator().manual_seed(vocab)
     )
-    assert cold[0] >= 199  # (3/5) ** 20 is one in 27,000
+
+    def streams() -> list[np.random.Generator]:
+        return [random_numbers(sampling.seed, [1]) for sampling in samplings]
+
+    together = sampled_ids(logits, samplings, streams()).tolist()
+    for row, (sampling, generator) in enumerate(zip(samplings, streams(), strict=True)):
+        alone = sampled_ids(logits[row : row + 1], [sampling], [generator])
+        assert alone.tolist() == together[row : row + 1]
+        number = random_numbers(sampling.seed, [1]).random()
+        if sampling.temperature == 0.0:
+            allowed = {int(logits[row].argmax())}
+        else:
+            weights = (logits[row] / sampling.temperature).softmax(dim=-1)
+            order = weights.double().sort(descending=True)
+            if sampling.top_p < 1.0:
+                before = order.values.cumsum(dim=0) - order.values
+                allowed = set(order.indices[before < sampling.top_p].tolist())
+            else:
+                # Rounding may move the number to a neighbour.
+                ends = weights.double().cumsum(dim=0).numpy()
+                first, last = ends.searchsorted([number - 1e-6, number + 1e-6])
+                allowed = set(range(first, last + 1))
+        assert together[row] in allowed, (row, sampling)
 
 
 def test_top_p_keeps_the_smallest_set_of_likeliest_ids() -> None:
-    logits = np.log(np.array([[0.2, 0.5, 0.3], [0.1, 0.8, 0.1]]))
-    assert np.allclose(
-        probabilities(logits, Sampling(1.0, top_p=0.6)),
-        [[0.0, 0.625, 0.375], [0.0, 1.0, 0.0]],
-    )
-    assert np.allclose(probabilities(logits, Sampling(2.0)).sum(axis=-1), 1.0)
-    assert np.allclose(
-        probabilities(logits, Sampling(1.0, top_p=1e-9)), [[0, 1, 0], [0, 1, 0]]
-    )
+    logits = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.8, 0.1]]).log()
+
+    def nucleus(top_p: float) -> list[set[int]]:
+        generators = [random_numbers(seed, [1]) for seed in range(2)]
+        draws = [
+            sampled_ids(logits, [Sampling(1.0, top_p)] * 2, generators)
+            for _ in range(100)
+        ]
+        return [set(ids) for ids in torch.stack(draws).T.tolist()]
+
+    assert nucleus(0.6) == [{1, 2}, {1}]
+    assert nucleus(1e-9) == [{1}, {1}]
+    assert nucleus(1.0) == [{0, 1, 2}] * 2
+
+
+def test_impossible_ids_are_never_sampled() -> None:
+    """The largest random number leaves no id above it but the last one of weight 0."""
+    logits = torch.full((1, 300), -math.inf)
+    logits[0, 130:140] = torch.linspace(-3.0, 0.0, 10)
+
+    class Largest:
+        def random(self) -> float:
+            return 1.0
+
+    largest: Any = Largest()
+    for top_p in (0.9, 1.0):
+        (token,) = sampled_ids(logits, [Sampling(1.0, top_p)], [largest]).tolist()
+        assert 130 <= token < 140
+    broken = sampled_ids(torch.full((1, 300), math.nan), [Sampling(1.0)], [largest])
+    assert 0 <= int(broken) < 300
 
 
 @pytest.mark.parametrize(
@@ -137,7 +231,11 @@ def test_sampling_settings_out_of_range_are_rejected(
         Sampling(**values)  # type: ignore[arg-type]
 
 
-def test_requests_are_independent_of_each_other(model: Llama) -> None:
+@pytest.mark.parametrize("rounds_ahead", [0, 1, 3])
+def test_requests_are_independent_of_each_other(
+    rounds_ahead: int, model: Llama
+) -> None:
+    """Nor do they depend on the number of rounds that reports lag behind, as on a GPU."""
     settings_ = (
         ([7], 3, 0.0),
         ([3, 1, 4, 1, 5, 9, 2, 6], 9, 1.0),
@@ -150,8 +248,14 @@ def test_requests_are_independent_of_each_other(model: Llama) -> None:
         for prompt, max_tokens, temperature in settings_
     ]
     alone = [complete(Scheduler(model, 1), [request])[0] for request in requests]
-    assert complete(Scheduler(model, 2), requests) == alone
+    stop = alone[1][5]
+    requests[1] = replace(requests[1], stops=frozenset({stop}))
+    alone[1] = alone[1][: alone[1].index(stop)]
+    two_rows = Scheduler(model, 2)
+    two_rows.rounds_ahead = rounds_ahead
+    assert complete(two_rows, requests) == alone
     late = Scheduler(model, 8)
+    late.rounds_ahead = rounds_ahead
     ids_by_request: dict[int, list[int]] = {
         late.add(request): [] for request in requests[:2]
     }
@@ -165,8 +269,12 @@ def test_requests_are_independent_of_each_other(model: Llama) -> None:
     assert list(ids_by_request.values()) == alone
 
 
-def test_cancelling_a_request_leaves_the_others_unchanged(model: Llama) -> None:
+@pytest.mark.parametrize("rounds_ahead", [0, 1])
+def test_cancelling_a_request_leaves_the_others_unchanged(
+    rounds_ahead: int, model: Llama
+) -> None:
     scheduler = Scheduler(model, 2)
+    scheduler.rounds_ahead = rounds_ahead
     cancelled, kept, waiting = (
         scheduler.add(Request(tuple(prompt), 6, frozenset())) for prompt in PROMPTS
     )

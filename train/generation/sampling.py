@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from gristmill.core.seeds import content_key
+from gristmill.train.loop.batch_plan import slices
+
+BLOCK = 128
+"""Ids per partial sum of a distribution."""
+CHUNK_LOGITS = 1 << 19
+"""Logits that a CPU samples from at once: 2 MB of float32, which fit its cache."""
+LEAST_TEMPERATURE = 1e-30
+"""Lower temperatures count as this, so that logits divided by it stay finite in float32."""
+Method = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Function of logits (n, v), and of temperatures, top_p and random numbers in [0, 1),
+(n,) float64 each, that returns ids (n,) int64.
+"""
 
 
 class SamplingError(ValueError):
@@ -43,6 +59,13 @@ class Sampling:
                 f"top_p is {self.top_p}; it must be over 0 and at most 1 (all ids)"
             )
 
+    @property
+    def method(self) -> Method:
+        """Function that samples so."""
+        if self.temperature == 0.0:
+            return likeliest
+        return from_all if self.top_p == 1.0 else from_nucleus
+
 
 def random_numbers(seed: int, prompt: Sequence[int]) -> np.random.Generator:
     """Random stream of a request, keyed by seed and prompt."""
@@ -50,29 +73,160 @@ def random_numbers(seed: int, prompt: Sequence[int]) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Sampling distribution: (..., v) float64 that sums to 1, from logits (..., v);
-    temperature above 0.
+def sampled_ids(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    generators: Sequence[np.random.Generator],
+) -> Tensor:
+    """Next id of each row, (n,) int64 on the device of the logits.
+
+    It depends only on the row's logits and parameters and on the next number of its
+    random stream. On a GPU the host waits for nothing.
+
+    Args:
+        logits: (n, v).
+        samplings: parameters of each row.
+        generators: random stream of each row.
     """
-    scaled = logits.astype(np.float64) / sampling.temperature
-    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    if sampling.top_p == 1.0:
-        return weights
-    order = np.argsort(-weights, axis=-1, kind="stable")
-    ranked = np.take_along_axis(weights, order, axis=-1)
-    # An id is in the nucleus if those before it have less than top_p; the likeliest one
-    # always is.
-    inside = ranked.cumsum(axis=-1) - ranked < sampling.top_p
-    kept = np.zeros_like(weights)
-    np.put_along_axis(kept, order, np.where(inside, ranked, 0.0), axis=-1)
-    return kept / kept.sum(axis=-1, keepdims=True)
+    parameters = sent(
+        [
+            (sampling.temperature, sampling.top_p, generator.random())
+            for sampling, generator in zip(samplings, generators, strict=True)
+        ],
+        torch.float64,
+        logits.device,
+    )
+    rows_by_method: dict[Method, list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        rows_by_method.setdefault(sampling.method, []).append(row)
+    rows_at_once = (
+        len(logits) if logits.is_cuda else max(1, CHUNK_LOGITS // logits.shape[1])
+    )
+    ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    for method, rows in rows_by_method.items():
+        for part in slices(len(rows), rows_at_once):
+            chosen = sent(rows[part], torch.int64, logits.device)
+            ids[chosen] = method(logits[chosen], *parameters[chosen].unbind(1))
+    return ids
 
 
-def draw(weights: np.ndarray, generator: np.random.Generator) -> int:
-    """Sample one id from weights (v,) that need not sum to 1, by inverting their
-    cumulative distribution.
+def sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Tensor of host values on a device, without waiting for the device."""
+    tensor = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return tensor.to(device, non_blocking=True)
+
+
+def likeliest(
+    logits: Tensor, temperatures: Tensor, top_ps: Tensor, numbers: Tensor
+) -> Tensor:
+    """Likeliest id of each row; a `Method` like the following two."""
+    return logits.argmax(dim=-1)
+
+
+def from_all(
+    logits: Tensor, temperatures: Tensor, top_ps: Tensor, numbers: Tensor
+) -> Tensor:
+    """Ids at which the cumulative distribution exceeds the numbers."""
+    return drawn(probabilities(logits, temperatures), numbers).squeeze(1)
+
+
+def from_nucleus(
+    logits: Tensor, temperatures: Tensor, top_ps: Tensor, numbers: Tensor
+) -> Tensor:
+    """Ids of the nucleus of each row, by rejection on a CPU and by sorting on a GPU,
+    where the host would have to wait to know which are rejected.
     """
-    cumulative = weights.cumsum()
-    place = cumulative.searchsorted(generator.random() * cumulative[-1], side="right")
-    return min(int(place), len(weights) - 1)
+    sample = by_sorting if logits.is_cuda else by_rejection
+    return sample(probabilities(logits, temperatures), top_ps[:, None], numbers)
+
+
+def by_sorting(weights: Tensor, top_ps: Tensor, numbers: Tensor) -> Tensor:
+    """Ids (n,) at which the cumulative distribution over the nucleus, the likeliest id
+    first, exceeds the numbers; arguments as for `by_rejection`.
+    """
+    values, ids = weights.sort(dim=-1, descending=True, stable=True)
+    ends = values.double().cumsum(dim=-1)
+    # The nucleus ends with the first id with which it has top_p.
+    last = torch.searchsorted(ends, top_ps).clamp(max=ids.shape[1] - 1)
+    total = ends.gather(1, last)
+    return ids.gather(1, place(ends, numbers[:, None] * total, total)).squeeze(1)
+
+
+def by_rejection(weights: Tensor, top_ps: Tensor, numbers: Tensor) -> Tensor:
+    """Ids (n,) of nuclei, without sorting.
+
+    An id is drawn from all, and rejected if those that rank before it have top_p; then
+    the next one is drawn from these, which include the nucleus (as FlashInfer's dual
+    pivot rejection sampling). The number of each draw determines that of the next one.
+
+    Args:
+        weights: (n, v) float32, distributions.
+        top_ps: (n, 1) float64.
+        numbers: (n,) float64.
+    """
+    ids = torch.empty(len(weights), dtype=torch.int64)
+    rows = torch.arange(len(weights))
+    places = torch.arange(weights.shape[1])
+    while len(rows):
+        chosen = drawn(weights, numbers)
+        ids[rows] = chosen.squeeze(1)
+        weight = weights.gather(1, chosen)
+        # A mask of floats is vectorised, one of bools is not.
+        likely = torch.ge(weights, weight, out=torch.empty_like(weights))
+        likely.mul_(weights)
+        mass = likely.double().sum(dim=-1, keepdim=True) - weight
+        wide = (mass >= top_ps).squeeze(1).nonzero().squeeze(1)
+        # As likely ids rank by their number.
+        likely = likely[wide]
+        follows = (likely == weight[wide]) & (places >= chosen[wide])
+        likely.masked_fill_(follows, 0.0)
+        is_rejected = likely.double().sum(dim=-1) >= top_ps[wide, 0]
+        again = wide[is_rejected]
+        rows, weights, top_ps = rows[again], likely[is_rejected], top_ps[again]
+        numbers = torch.tensor(
+            [
+                np.random.Generator(np.random.Philox(key=int(number * 2**53))).random()
+                for number in numbers[again].tolist()
+            ],
+            dtype=torch.float64,
+        )
+    return ids
+
+
+def probabilities(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Distributions (n, v) in float32 of logits (n, v) at temperatures (n,)."""
+    divisors = temperatures.clamp(min=LEAST_TEMPERATURE).float()
+    return (logits.float() / divisors[:, None]).softmax(dim=-1)
+
+
+def drawn(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Index of each row (n, 1) at which the cumulative weight exceeds a share of all.
+
+    Args:
+        weights: (n, v) float32.
+        numbers: (n,) float64, the shares.
+    """
+    # Sums of blocks spare a cumulative sum over all ids.
+    blocks = F.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    targets = numbers[:, None] * ends[:, -1:]
+    block = place(ends, targets, ends[:, -1:])
+    within = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    within = within.double().cumsum(dim=-1)
+    before = F.pad(ends, (1, 0)).gather(1, block)
+    index = block * BLOCK + place(within, targets - before, within[:, -1:])
+    return index.clamp(max=weights.shape[1] - 1)
+
+
+def place(ends: Tensor, targets: Tensor, totals: Tensor) -> Tensor:
+    """Index of the first cumulative weight above each target, (n, 1) int64; never one of
+    weight 0, whatever the rounding.
+
+    Args:
+        ends: (n, k) cumulative weights.
+        targets: (n, 1), below the totals but for rounding.
+        totals: (n, 1), the cumulative weight of the last index that may be returned.
+    """
+    above = torch.searchsorted(ends, targets.contiguous(), right=True)
+    index = torch.minimum(above, torch.searchsorted(ends, totals.contiguous()))
+    return index.clamp(max=ends.shape[1] - 1)  # NaN has no place

@@ -11,8 +11,9 @@ Samples of a row depend on its random stream and its prompt, never on the batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -21,9 +22,9 @@ from torch import Tensor
 
 from gristmill.train.generation.sampling import (
     Sampling,
-    draw,
-    probabilities,
     random_numbers,
+    sampled_ids,
+    sent,
 )
 from gristmill.train.models.own_model import OwnModel
 from gristmill.train.models.transformer import Cache, Llama, empty_cache
@@ -73,12 +74,50 @@ class Progress:
 
 @dataclass
 class _Row:
+    """A request that waits or runs.
+
+    Attributes:
+        unsampled, unread: ids that are yet to be sampled, and to be reported; 0 of
+            these after its end.
+        generator: its random stream.
+        cached: positions in the cache, all but the newest id.
+    """
+
     number: int
     request: Request
-    remaining: int
+    unsampled: int
+    unread: int
     generator: np.random.Generator
-    last: int
-    """Newest id, which is not cached yet."""
+    cached: int
+
+
+@dataclass(frozen=True)
+class _Round:
+    """New ids of rows that ran together, on their way to the host.
+
+    Attributes:
+        rows: the rows.
+        ids: (n,) on the CPU.
+        arrival: event after which the ids may be read; None without a GPU.
+    """
+
+    rows: list[_Row]
+    ids: Tensor
+    arrival: torch.cuda.Event | None
+
+    def read(self) -> Iterator[Progress]:
+        """Progress of each row that had not ended before."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        for row, token in zip(self.rows, self.ids.tolist(), strict=True):
+            if not row.unread:
+                continue
+            if token in row.request.stops:
+                row.unread = 0
+                yield Progress(row.number, [], "stop", token)
+            else:
+                row.unread -= 1
+                yield Progress(row.number, [token], None if row.unread else "length")
 
 
 class Scheduler:
@@ -87,21 +126,30 @@ class Scheduler:
     Args:
         model: in one process, not sharded.
         most_rows: most requests that run together; the others wait in order.
+
+    Attributes:
+        rounds_ahead: rounds that the device may be ahead of the progress reports; on a
+            GPU one, so that it computes while the host reads. Rows that a stop ended run
+            as many rounds in vain.
     """
 
     def __init__(self, model: Llama, most_rows: int) -> None:
         self.model = model
         self.most_rows = most_rows
         self._device = model.model.embed_tokens.weight.device
+        self.rounds_ahead = int(self._device.type == "cuda")
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
+        self._newest = torch.empty(0, 1, dtype=torch.int64, device=self._device)
+        """(n, 1) newest id of each running row, which is not cached yet."""
         self._cache: Cache | None = None
+        self._unread: deque[_Round] = deque()
         self._added = 0
 
     @property
     def is_idle(self) -> bool:
         """True if no request runs or waits."""
-        return not self._rows and not self._waiting
+        return not (self._rows or self._waiting or self._unread)
 
     def check(self, request: Request) -> None:
         """Raise PromptTooLongError if a prompt is empty or fills the model's sequence
@@ -122,16 +170,12 @@ class Scheduler:
             PromptTooLongError: as `check`.
         """
         self.check(request)
-        row = _Row(
-            self._added,
-            request,
-            min(
-                request.max_new_tokens,
-                self.model.shape.sequence_length - len(request.prompt),
-            ),
-            random_numbers(request.sampling.seed, request.prompt),
-            request.prompt[-1],
+        cached = len(request.prompt) - 1
+        most = min(
+            request.max_new_tokens, self.model.shape.sequence_length - 1 - cached
         )
+        generator = random_numbers(request.sampling.seed, request.prompt)
+        row = _Row(self._added, request, most, most, generator, cached)
         self._waiting.append(row)
         self._added += 1
         return row.number
@@ -139,47 +183,39 @@ class Scheduler:
     def cancel(self, number: int) -> None:
         """Drop a request."""
         self._waiting = deque(row for row in self._waiting if row.number != number)
-        self._keep(
-            [place for place, row in enumerate(self._rows) if row.number != number]
-        )
+        for row in chain(self._rows, *(sampled.rows for sampled in self._unread)):
+            if row.number == number:
+                row.unread = 0
+        self._keep_running()
 
     @torch.no_grad()
     def step(self) -> list[Progress]:
         """Run one round: a new id for every running request, or its end."""
         self._admit()
-        if self._cache is None:
-            return []
-        if self._cache.length == self._cache.layers[0].keys.shape[2]:
-            running = self._cache, range(len(self._rows))
-            self._cache = arranged(self.model, [running], ROOM + 1)
-        ids = torch.tensor([[row.last] for row in self._rows], device=self._device)
-        logits = self.model(ids, cache=self._cache)[:, -1]
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
-        # Rows with equal parameters are computed together; the result is that of each
-        # row alone.
-        rows_by_parameters: dict[tuple[float, float], list[int]] = {}
-        for place, row in enumerate(self._rows):
-            sampling = row.request.sampling
-            if sampling.temperature > 0.0:
-                parameters = (sampling.temperature, sampling.top_p)
-                rows_by_parameters.setdefault(parameters, []).append(place)
-        for places in rows_by_parameters.values():
-            sampling = self._rows[places[0]].request.sampling
-            distributions = probabilities(logits[places].cpu().numpy(), sampling)
-            for place, distribution in zip(places, distributions, strict=True):
-                tokens[place] = draw(distribution, self._rows[place].generator)
-        progress = []
-        for row, token in zip(self._rows, tokens, strict=True):
-            if token in row.request.stops:
-                progress.append(Progress(row.number, [], "stop", token))
-                continue
-            row.last = token
-            row.remaining -= 1
-            finish: Finish | None = None if row.remaining else "length"
-            progress.append(Progress(row.number, [token], finish))
-        self._keep(
-            [place for place, update in enumerate(progress) if update.finish is None]
-        )
+        if self._cache is not None:
+            if self._cache.length == self._cache.layers[0].keys.shape[2]:
+                self._arrange([(self._cache, range(len(self._rows)))], ROOM + 1)
+            logits = self.model(self._newest, cache=self._cache)[:, -1]
+            ids = sampled_ids(
+                logits,
+                [row.request.sampling for row in self._rows],
+                [row.generator for row in self._rows],
+            )
+            self._newest = ids[:, None]
+            for row in self._rows:
+                row.unsampled -= 1
+                row.cached += 1
+            # The copy goes to pinned memory, and nothing waits for it here.
+            on_host = ids.to("cpu", non_blocking=True)
+            arrival = None
+            if ids.is_cuda:
+                arrival = torch.cuda.Event()
+                arrival.record()
+            self._unread.append(_Round(self._rows, on_host, arrival))
+        progress: list[Progress] = []
+        while len(self._unread) > (self.rounds_ahead if self._rows else 0):
+            progress += self._unread.popleft().read()
+        self._keep_running()
         return progress
 
     def _admit(self) -> None:
@@ -199,54 +235,58 @@ class Scheduler:
         parts = [(filled(self.model, prompts), range(len(entering)))]
         if self._cache is not None:
             parts.insert(0, (self._cache, range(len(self._rows))))
-        self._cache = arranged(self.model, parts, ROOM)
-        self._rows += entering
+        self._rows = [*self._rows, *entering]
+        self._arrange(parts, ROOM)
+        last = sent(
+            [row.request.prompt[-1:] for row in entering], torch.int64, self._device
+        )
+        self._newest = torch.cat((self._newest, last))
 
-    def _keep(self, places: list[int]) -> None:
-        if len(places) == len(self._rows):
+    def _keep_running(self) -> None:
+        """Drop the rows that ended, or will end with ids that are not read yet."""
+        places = [
+            place
+            for place, row in enumerate(self._rows)
+            if row.unsampled and row.unread
+        ]
+        if self._cache is None or len(places) == len(self._rows):
             return
         self._rows = [self._rows[place] for place in places]
-        if self._cache is not None:
-            self._cache = (
-                arranged(self.model, [(self._cache, places)], ROOM) if places else None
+        self._newest = self._newest[sent(places, torch.int64, self._device)]
+        self._arrange([(self._cache, places)], ROOM)
+
+    def _arrange(self, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> None:
+        """Copy the running rows to a new cache, as short as the longest row allows.
+
+        Args:
+            parts: caches with their rows that run, in order.
+            room: further positions.
+        """
+        self._cache = None
+        if not self._rows:
+            return
+        length = max(row.cached for row in self._rows)
+        chosen = [
+            (cache, sent(rows, torch.int64, self._device)) for cache, rows in parts
+        ]
+        sizes = torch.cat([cache.length - cache.starts[rows] for cache, rows in chosen])
+        dtype = parts[0][0].layers[0].keys.dtype
+        target = empty_cache(self.model.shape, length - sizes, length + room, dtype)
+        target.length = length
+        first = 0
+        for cache, rows in chosen:
+            width = min(length, cache.length)
+            into = (
+                slice(first, first + len(rows)),
+                slice(None),
+                slice(length - width, length),
             )
-
-
-def arranged(
-    model: Llama, parts: Sequence[tuple[Cache, Sequence[int]]], room: int
-) -> Cache:
-    """New cache of some rows of others, as short as the longest row allows.
-
-    Args:
-        model: model of the caches.
-        parts: caches with their selected rows, in order.
-        room: further positions.
-    """
-    device = parts[0][0].starts.device
-    chosen = [
-        (cache, torch.tensor(rows, dtype=torch.int64, device=device))
-        for cache, rows in parts
-    ]
-    sizes = torch.cat([cache.length - cache.starts[rows] for cache, rows in chosen])
-    length = int(sizes.max()) if len(sizes) else 0
-    target = empty_cache(
-        model.shape, length - sizes, length + room, parts[0][0].layers[0].keys.dtype
-    )
-    target.length = length
-    first = 0
-    for cache, rows in chosen:
-        width = min(length, cache.length)
-        into = (
-            slice(first, first + len(rows)),
-            slice(None),
-            slice(length - width, length),
-        )
-        out_of = rows, slice(None), slice(cache.length - width, cache.length)
-        for new, old in zip(target.layers, cache.layers, strict=True):
-            new.keys[into] = old.keys[out_of]
-            new.values[into] = old.values[out_of]
-        first += len(rows)
-    return target
+            out_of = rows, slice(None), slice(cache.length - width, cache.length)
+            for new, old in zip(target.layers, cache.layers, strict=True):
+                new.keys[into] = old.keys[out_of]
+                new.values[into] = old.values[out_of]
+            first += len(rows)
+        self._cache = target
 
 
 @torch.no_grad()
@@ -255,15 +295,21 @@ def filled(model: Llama, prompts: Sequence[Sequence[int]]) -> Cache:
     device = model.model.embed_tokens.weight.device
     longest = max(map(len, prompts))
     # Left padding makes all rows end at the same position.
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.int64)
-    starts = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
+    padding = [longest - len(prompt) for prompt in prompts]
+    ids = [
+        [0] * missing + [*prompt]
+        for missing, prompt in zip(padding, prompts, strict=True)
+    ]
+    starts = sent(padding, torch.int64, device)
     cache = empty_cache(
         model.shape, starts, longest, model.model.embed_tokens.weight.dtype
     )
     if longest:
-        model(ids.to(device), head=lambda hidden, weight: None, cache=cache)
+        model(
+            sent(ids, torch.int64, device),
+            head=lambda hidden, weight: None,
+            cache=cache,
+        )
     return cache
 
 
@@ -343,11 +389,8 @@ def continue_texts(
         generator = random_numbers(sampling.seed, prompt)
         most = min(len(ids) + max_new_tokens, model.shape.sequence_length)
         while len(ids) < most:
-            logits: Tensor = model(torch.tensor([ids], device=device))[0, -1].cpu()
-            token = int(logits.argmax())
-            if sampling.temperature > 0.0:
-                scores = logits.numpy().astype(np.float32)
-                token = draw(probabilities(scores, sampling), generator)
+            logits = model(torch.tensor([ids], device=device))[:, -1]
+            token = int(sampled_ids(logits, [sampling], [generator]))
             if token in stops:
                 break
             ids.append(token)

@@ -349,7 +349,7 @@ class Llama(ShapedModel):
         visible: Visible = None
         if cache is not None:
             visible = visible_positions(
-                cache.starts, places, self.shape.prefix_lm and not filled
+                cache.starts, filled, len(places), self.shape.prefix_lm and not filled
             )
             places = (places - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
         elif split is not None:
@@ -405,13 +405,14 @@ def configure(model: Any, compute: Compute) -> None:
         part.forward = torch.compile(part.forward, fullgraph=not model.shape.experts)
 
 
-def visible_positions(starts: Tensor, positions: Tensor, both_ways: bool) -> Tensor:
-    """Mask of cached positions for each new token: (n, 1, t, last position + 1) bool.
+def visible_positions(starts: Tensor, first: int, t: int, both_ways: bool) -> Tensor:
+    """Mask of cached positions for each of t new tokens: (n, 1, t, first + t) bool.
 
     Left padding is hidden, and so are later tokens unless `both_ways`; padding attends
     to itself, so that no row of the attention is empty.
     """
-    columns = torch.arange(int(positions[-1]) + 1, device=positions.device)
+    columns = torch.arange(first + t, device=starts.device)
+    positions = columns[first:]
     causal = (columns[None, :] <= positions[:, None]) | both_ways
     real = columns[None, None, :] >= starts[:, None, None]
     itself = columns[None, :] == positions[:, None]
