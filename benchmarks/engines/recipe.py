@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.public_data import language_model
 from gristmill.core.files import TEMPORARY_MARK
 from gristmill.core.stage_context import Context
 from gristmill.flows.stages.plan import make_plan
@@ -91,7 +92,10 @@ def write_corpus(folder: Path, documents: int = 60) -> Path:
         json.dumps({"question": " ".join(texts[5].split()[:30])}) + "\n"
     )
     (folder / "steps.py").write_text(STEPS.format(path=str(folder / "kill")))
-    (folder / "engines.yaml").write_text(MANIFEST)
+    text = MANIFEST
+    if (model := language_model()) is not None:
+        text = text.replace("langid: {", f"langid: {{model: {model}, ")
+    (folder / "engines.yaml").write_text(text)
     return folder / "engines.yaml"
 
 

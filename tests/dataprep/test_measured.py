@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.public_data import language_model
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, column_names, shard_names
 from gristmill.flows.stages.registry import STAGES, measured_by
@@ -101,6 +102,10 @@ def complete_step(
     """Complete a step with the files that it names and the endpoint that it asks."""
     [(name, section)] = step.items()
     match name:
+        case "langid":
+            if (model := language_model()) is None:
+                pytest.skip("lid.176.ftz is missing")
+            return {name: {**section, "model": model}}
         case "decontaminate":
             (folder / "items.jsonl").write_text(json.dumps({"text": ITEM}) + "\n")
             return {name: {**section, "against": [str(folder / "items.jsonl")]}}

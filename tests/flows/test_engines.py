@@ -11,10 +11,15 @@ import pytest
 
 from benchmarks.engines.clusters import PATIENCE_SECONDS, running
 from benchmarks.engines.recipe import run_stages, write_corpus
+from benchmarks.public_data import language_model
 from gristmill.dataprep.runners import cluster_retry
 from gristmill.dataprep.runners.errors import MissingEngineError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(language_model() is None, reason="lid.176.ftz is missing"),
+]
 STAGES = [
     "ingest",
     "clean",
