@@ -224,14 +224,6 @@ def trace(
             "id: show the steps that read it.",
         ),
     ] = None,
-    against: Annotated[
-        str | None,
-        Option(
-            metavar="RUN",
-            help="Another manifest, or a run of the store: show the "
-            "first step that read other tokens.",
-        ),
-    ] = None,
     text: Annotated[
         str | None,
         Option(
@@ -250,12 +242,11 @@ def trace(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trace data through training: what a step read, which steps read a document, where
-    a text occurs, and where two runs differ.
+    """Trace data through training: what a step read, which steps read a document, and
+    where a text occurs.
     """
-    if sum(option is not None for option in (step, document, against, text)) != 1:
-        fail("give one of --step N, --document ID, --against RUN and --text FILE")
-    from gristmill.flows.questions.training_reads import reading_of
+    if sum(option is not None for option in (step, document, text)) != 1:
+        fail("give one of --step N, --document ID and --text FILE")
     from gristmill.flows.stages.registry import PRETRAIN, STAGES
     from gristmill.mixtures.yaml_text import did_you_mean, why_unreadable
 
@@ -291,13 +282,6 @@ def trace(
 
         document_trace = trace_document(session, document)
         print_json(document_trace) if as_json else document_trace.show()
-    elif against is not None:
-        from gristmill.flows.questions.trace import compare_readings, other_reading
-
-        comparison = compare_readings(
-            reading_of(session), other_reading(session, against)
-        )
-        print_json(comparison) if as_json else comparison.show([manifest, against])
 
 
 @app.command()

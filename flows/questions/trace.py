@@ -1,17 +1,13 @@
-"""Rows and documents of a training step, steps that read a document, and the first
-difference of two trainings.
-"""
+"""Rows and documents of a training step, and steps that read a document."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from gristmill.core.store import read_runs
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.llm.lineage import descendants, parents
 from gristmill.flows.questions.explain import history
@@ -22,8 +18,6 @@ from gristmill.flows.questions.find_documents import (
 from gristmill.flows.questions.trace_tables import (
     CheckpointStep,
     DocumentTrace,
-    ReadingComparison,
-    RecordedSteps,
     RowDocument,
     StepReads,
     StepTrace,
@@ -32,16 +26,13 @@ from gristmill.flows.questions.training_reads import (
     EXAMPLE_IDS,
     PROMPT_IDS,
     Reading,
-    TraceError,
     answers_of_step,
     reading_of,
-    reading_of_folder,
 )
-from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.row_provenance import describe_documents
-from gristmill.train.loop.batch_plan import extend_digest
 
 
 def trace_step(session: Session, step: int, stage: str = PRETRAIN) -> StepTrace:
@@ -212,84 +203,3 @@ def _trace_example(session: Session, query: str) -> DocumentTrace | None:
         parents=sorted(id_.hex() for id_ in parents(inputs, id_bytes)),
         children=sorted(id_.hex() for id_ in descendants(inputs, [id_bytes])),
     )
-
-
-def other_reading(session: Session, name: str) -> Reading:
-    """Return the pre-training of a manifest file, or of a run in the session's store.
-
-    Raises:
-        TraceError: no such manifest or run exists, or its training has not started.
-    """
-    if Path(name).exists():
-        return reading_of(open_session(name, [], session.store_option))
-    runs = {folder.name: record for folder, record in read_runs(session.store)}
-    if name not in runs:
-        raise TraceError(
-            f"{name!r} is neither a manifest nor a run of {session.store.root}; runs "
-            f"are {', '.join(runs) or 'none'} (gristmill runs lists them)"
-        )
-    stage = runs[name]["stages"].get(PRETRAIN)
-    if stage is None:
-        raise TraceError(f"the run {name} does not pre-train")
-    return reading_of_folder(
-        session.store.folder(PRETRAIN, runs[name]["name"], stage["fingerprint"])
-    )
-
-
-def compare_readings(ours: Reading, theirs: Reading) -> ReadingComparison:
-    """Find the first step at which two pre-trainings read different tokens.
-
-    The recorded digests of contents narrow the search to the steps between two records;
-    there, rows are compared: by number if both read the same set, else token by token.
-    """
-    our_digests = _digests(ours)
-    their_digests = _digests(theirs)
-    common = our_digests.keys() & their_digests.keys()
-    equal = {step for step in common if our_digests[step] == their_digests[step]}
-    agree = max(equal, default=None)
-    differ = min(common - equal, default=None)
-    same_set = ours.fingerprint == theirs.fingerprint
-    last = min(ours.section.steps, theirs.section.steps)
-    # Digests of different sets always differ, whatever the rows hold, and do not narrow
-    # the search.
-    end = last if differ is None or not same_set else differ
-    first_difference = None
-    for step in range((agree or 0) + 1, end + 1):
-        rows = [reading.rows(step) for reading in (ours, theirs)]
-        if not same_set and len(rows[0]) == len(rows[1]):
-            assert ours.packed is not None
-            assert theirs.packed is not None
-            rows = [ours.packed.read(rows[0]), theirs.packed.read(rows[1])]
-        if not np.array_equal(rows[0], rows[1]):
-            first_difference = step
-            break
-    return ReadingComparison(
-        first_difference,
-        last if first_difference is None else first_difference - 1,
-        (ours.section.steps, theirs.section.steps),
-        same_set,
-        (ours.fingerprint, theirs.fingerprint),
-        RecordedSteps(agree, differ),
-        (_is_attested(ours, our_digests), _is_attested(theirs, their_digests)),
-    )
-
-
-def _digests(reading: Reading) -> dict[int, str]:
-    return {
-        line["step"]: line["rows_digest"]
-        for line in reading.metrics()
-        if "rows_digest" in line
-    }
-
-
-def _is_attested(reading: Reading, record: dict[int, str]) -> bool | None:
-    """Return True if the newest recorded digest matches the set and the order, None
-    without a record.
-    """
-    if not record:
-        return None
-    newest = max(record)
-    digest = reading.fingerprint or ""
-    for step in range(1, newest + 1):
-        digest = extend_digest(digest, reading.rows(step))
-    return digest == record[newest]

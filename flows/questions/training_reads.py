@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from gristmill.core.files import read_json
-from gristmill.core.stage_context import read_inputs
 from gristmill.core.store import StageFolder
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, STAGES
-from gristmill.mixtures.schema.pretrain import Pretrain, Training, TrainingInEpochs
+from gristmill.mixtures.schema.pretrain import Training, TrainingInEpochs
 from gristmill.mixtures.schema.rl import Rl
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.shuffle import Order
@@ -93,13 +91,6 @@ class Reading:
     order: Order | KeptOrder
     packed: PackedSet | None = None
     examples: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Fingerprint of the contents of rows; only a packed set's is known without
-        reading the data.
-        """
-        return None if self.packed is None else self.packed.fingerprint
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows (int64, shape (B,)) of a step, counted from 1.
@@ -197,7 +188,15 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
                 "the mixture is not packed yet; run: "
                 f"{session.command('run', '--until', MIX)}"
             )
-        return _pre_training(stage, folder, section, inputs[MIX])
+        packed = PackedSet(inputs[MIX])
+        return Reading(
+            stage,
+            folder,
+            section,
+            plan_of(section, packed.sequence_length),
+            packed.order(section.key_seed),
+            packed,
+        )
     ids = folder.data / (
         PROMPT_IDS if node.stage.row_kind == "prompts" else EXAMPLE_IDS
     )
@@ -234,38 +233,6 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         plan_of(section, 0),
         Order(rows_per_set, section.key_seed),
         examples=examples,
-    )
-
-
-def reading_of_folder(folder: StageFolder) -> Reading:
-    """Return the reading order of a started pre-training, from its own folder.
-
-    Raises:
-        TraceError: the training has not started, or its packed set is missing.
-    """
-    description = folder.path / "stage.json"
-    if not description.exists():
-        raise TraceError(f"{folder.path}: this pre-training has not been started")
-    settings = read_json(description)
-    return _pre_training(
-        settings["stage"],
-        folder,
-        Pretrain.model_validate(settings["config"]),
-        read_inputs(settings)[MIX],
-    )
-
-
-def _pre_training(
-    stage: str, folder: StageFolder, section: Training, mix: Path
-) -> Reading:
-    packed = PackedSet(mix)
-    return Reading(
-        stage,
-        folder,
-        section,
-        plan_of(section, packed.sequence_length),
-        packed.order(section.key_seed),
-        packed,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.flows.questions.spike_documents import with_origins
-from gristmill.flows.questions.trace import compare_readings
-from gristmill.flows.questions.trace_tables import ReadingComparison, RecordedSteps
 from gristmill.flows.questions.training_reads import (
     Reading,
     TraceError,
@@ -34,7 +31,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.tokenize.shuffle import Order
-from gristmill.train.loop.batch_plan import RowPlan, extend_digest, plan_of
+from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.rl.prompts import prompt_plan_of
 from gristmill.train.rl.rollout_tables import gather_batches, keep_batch
 from tests.packed_sets import write_packed_set
@@ -64,18 +61,6 @@ def reading(
 def packed_set(folder: Path, rows: np.ndarray = ROWS) -> PackedSet:
     write_packed_set(folder, rows, {"prose": len(rows) - 10, "code": 10}, TOKENIZER)
     return PackedSet(folder)
-
-
-def record(training: Reading, steps: range, work: Path) -> None:
-    """Write a training's recorded metrics at some steps."""
-    digest = training.fingerprint or ""
-    lines = []
-    for step in range(1, steps.stop):
-        digest = extend_digest(digest, training.rows(step))
-        if step in steps:
-            lines.append(json.dumps({"step": step, "rows_digest": digest}) + "\n")
-    work.mkdir(parents=True)
-    (work / "metrics.jsonl").write_text("".join(lines))
 
 
 def reinforcement(folder: Path, prompts: int, **section: Any) -> Reading:
@@ -230,79 +215,6 @@ def test_only_trained_steps_and_marked_checkpoints_count(
     assert [training.use(step, 3) for step in (3, 4)] == ["read", "will read"]
     with pytest.raises(TraceError, match="pretrain has 6 steps; there is no step 7"):
         training.rows(7)
-
-
-def test_trainings_on_the_same_set_are_compared_by_row(tmp_path: Path) -> None:
-    packed = packed_set(tmp_path / "set")
-    training, longer = (
-        reading(tmp_path / "a", packed),
-        reading(tmp_path / "b", packed, steps=9),
-    )
-    assert compare_readings(training, longer) == ReadingComparison(
-        first_difference=None,
-        same_steps=6,
-        steps=(6, 9),
-        same_set=True,
-        sets=(packed.fingerprint, packed.fingerprint),
-        recorded=RecordedSteps(agree=None, differ=None),
-        attested=(None, None),
-    )
-    other_batch = reading(
-        tmp_path / "c",
-        packed,
-        batch_ramp=[{"until_step": 3, "global_batch_size": 4}],
-        global_batch_size=5,
-    )
-    assert compare_readings(training, other_batch).first_difference == 4
-    other_seed = reading(tmp_path / "d", packed, seed=2)
-    assert compare_readings(training, other_seed).first_difference == 1
-
-
-def test_trainings_on_different_sets_are_compared_by_tokens(
-    tmp_path: Path,
-) -> None:
-    changed = ROWS.copy()
-    training = reading(tmp_path / "a", packed_set(tmp_path / "set"))
-    changed[training.rows(5)[2], 7] += 1
-    comparison = compare_readings(
-        training, reading(tmp_path / "b", packed_set(tmp_path / "changed", changed))
-    )
-    assert (comparison.same_set, comparison.first_difference) == (False, 5)
-
-
-def test_recorded_digests_narrow_the_search_and_mismatching_records_are_detected(
-    tmp_path: Path,
-) -> None:
-    packed = packed_set(tmp_path / "set")
-    ramp = [{"until_step": 3, "global_batch_size": 4}]
-    training = reading(tmp_path / "a", packed)
-    other_training = reading(
-        tmp_path / "b", packed, batch_ramp=ramp, global_batch_size=5
-    )
-    record(training, range(2, 7, 2), tmp_path / "a" / "work")
-    record(other_training, range(2, 7, 2), tmp_path / "b" / "work")
-    checked_steps: list[int] = []
-    original = RowPlan.rows
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            RowPlan,
-            "rows",
-            lambda self, order, step: (
-                checked_steps.append(step + 1) or original(self, order, step)
-            ),
-        )
-        patch.setattr(
-            "gristmill.flows.questions.trace._is_attested", lambda reading, record: True
-        )
-        comparison = compare_readings(training, other_training)
-    assert comparison.first_difference == 4
-    assert comparison.recorded == RecordedSteps(agree=2, differ=4)
-    assert sorted(set(checked_steps)) == [3, 4]
-    assert compare_readings(training, other_training).attested == (True, True)
-    (tmp_path / "b" / "work" / "metrics.jsonl").write_text(
-        '{"step": 2, "rows_digest": "0"}\n'
-    )
-    assert compare_readings(training, other_training).attested == (True, False)
 
 
 def test_documents_are_described_from_their_ledger_entry(tmp_path: Path) -> None:

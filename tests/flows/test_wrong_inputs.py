@@ -206,8 +206,7 @@ ANSWERS = {
     "verify absent": "absent/config.json does not exist",
     "verify a-file": "a-file/config.json does not exist",
     "verify bare --tokenizer absent": "absent",
-    "trace good.yaml": "give one of --step N, --document ID, --against RUN and "
-    "--text FILE",
+    "trace good.yaml": "give one of --step N, --document ID and --text FILE",
     "trace good.yaml --step 1 --text a.txt": "give one of --step N",
     "trace good.yaml --text absent": "--text absent: there is no such file; correct "
     "the path",
