@@ -7,9 +7,8 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option, Typer, echo
 
@@ -299,27 +298,8 @@ def shares_of(option: str, text: str) -> dict[str, float]:
     return numbers
 
 
-class TokenFormat(StrEnum):
-    """Token formats of other trainers."""
-
-    LLMC = "llmc"
-    MEGATRON = "megatron"
-    MEMMAP = "memmap"
-    OLMO = "olmo"
-
-
-class RowOrder(StrEnum):
-    """Order of exported rows."""
-
-    TRAINED = "trained"
-    STORED = "stored"
-
-
-class SplitName(StrEnum):
-    """Sides of a packed set."""
-
-    TRAIN = "train"
-    VALIDATION = "validation"
+TokenFormat = Literal["llmc", "megatron", "memmap", "olmo"]
+SplitName = Literal["train", "validation"]
 
 
 @app.command("export-tokens")
@@ -336,15 +316,15 @@ def export_tokens(
         str, Option("--out", metavar="DIR", help="Folder or URL of the files.")
     ],
     order: Annotated[
-        RowOrder,
+        Literal["trained", "stored"],
         Option(
             help="Order in which pre-training reads the rows, or "
             "in which they are stored."
         ),
-    ] = (RowOrder.TRAINED),
+    ] = "trained",
     split: Annotated[
         SplitName, Option(help="Training rows, or held-out rows.")
-    ] = SplitName.TRAIN,
+    ] = "train",
     shard_tokens: Annotated[
         int,
         Option(metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1),
@@ -358,9 +338,7 @@ def export_tokens(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        summary = export_from(
-            session, form.value, out, order.value, split.value, shard_tokens
-        )
+        summary = export_from(session, form, out, order, split, shard_tokens)
     except OSError as error:
         fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
     if as_json:
@@ -372,24 +350,16 @@ def export_tokens(
         f"{summary['padding_left_out']:,} tokens of padding left out"
     )
     echo(
-        f"{len(summary['sha256'])} files in {out}; README.{form.value}.md "
+        f"{len(summary['sha256'])} files in {out}; README.{form}.md "
         "says how to read them"
     )
-
-
-class DocumentFormat(StrEnum):
-    """File formats of exported documents."""
-
-    PARQUET = "parquet"
-    JSONL = "jsonl"
-    HF = "hf"
 
 
 @app.command("export-documents")
 def export_documents(
     manifest: ManifestArgument,
     form: Annotated[
-        DocumentFormat,
+        Literal["parquet", "jsonl", "hf"],
         Option(
             "--format",
             help=(
@@ -449,7 +419,7 @@ def export_documents(
     try:
         section = Documents.model_validate(
             {
-                "format": form.value,
+                "format": form,
                 "where": where,
                 "columns": column_names,
                 "dropped": dropped,
@@ -480,11 +450,7 @@ def export_documents(
         f"MB of text in {num_files:,} file{'s' if num_files != 1 else ''} "
         f"({file_bytes / 1e6:,.1f} MB){reused}"
     )
-    hint = (
-        "README.md describes them"
-        if form is DocumentFormat.HF
-        else "_documents.json lists them"
-    )
+    hint = "README.md describes them" if form == "hf" else "_documents.json lists them"
     echo(mask_text(f"{out}: {hint}"))
 
 

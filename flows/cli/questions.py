@@ -7,9 +7,8 @@ from __future__ import annotations
 import csv
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option, echo
 
@@ -57,13 +56,6 @@ def explain(
     print_json(document_history) if as_json else document_history.show()
 
 
-class SearchBy(StrEnum):
-    """Methods of searching for documents."""
-
-    MEANING = "meaning"
-    WORDS = "words"
-
-
 @app.command()
 def search(
     manifest: ManifestArgument,
@@ -75,7 +67,7 @@ def search(
         ),
     ],
     by: Annotated[
-        SearchBy | None,
+        Literal["meaning", "words"] | None,
         Option("--by", help="Search by one method only; both if absent."),
     ] = None,
     limit: Annotated[
@@ -90,7 +82,7 @@ def search(
     from gristmill.flows.questions.search import search as find
 
     session = open_or_exit(manifest, set_, store)
-    hits = find(session, text, None if by is None else by.value, limit)
+    hits = find(session, text, by, limit)
     print_json(hits) if as_json else hits.show()
 
 

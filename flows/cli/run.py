@@ -5,9 +5,8 @@ store.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from typer import Argument, Context, Exit, Option, echo
 
@@ -36,20 +35,7 @@ if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
 
 
-class ReportForm(StrEnum):
-    """File formats of a report."""
-
-    html = "html"
-    md = "md"
-
-
-class LogFormat(StrEnum):
-    """Formats of a run's progress output."""
-
-    text = "text"
-    json = "json"
-
-
+LogFormat = Literal["text", "json"]
 LogFormatOption = Annotated[
     LogFormat,
     Option(
@@ -100,7 +86,7 @@ def run(
     as_json: Annotated[
         bool, Option("--json", help="With --dry-run: print JSON for scripts.")
     ] = False,
-    log_format: LogFormatOption = LogFormat.text,
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Run a manifest: committed stages are reused, unfinished ones resumed."""
     from gristmill.flows.running.stage_server import early_server
@@ -164,7 +150,7 @@ def stage(
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: NoUiOption = False,
-    log_format: LogFormatOption = LogFormat.text,
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Run one stage; the stages before it must be committed."""
     session = open_or_exit(
@@ -189,7 +175,7 @@ def launch_and_exit(
 
     forced = frozenset(force)
     check_libraries(session, stages, forced)
-    json_lines = log_format is LogFormat.json
+    json_lines = log_format == "json"
     raise Exit(launch(session, stages, forced, tracked, summarise, json_lines))
 
 
@@ -421,7 +407,7 @@ def report(
         ),
     ] = None,
     form: Annotated[
-        ReportForm | None,
+        Literal["html", "md"] | None,
         Option(
             "--format",
             help="md is Markdown for a pull request, with tables but no pictures.  "
@@ -449,17 +435,11 @@ def report(
     from gristmill.flows.report.training_content import training_content
 
     if form is None:
-        form = (
-            ReportForm.md
-            if out is not None and out.suffix == ".md"
-            else ReportForm.html
-        )
-    out = out or Path(
-        f"{'training-content' if training_summary else 'report'}.{form.value}"
-    )
+        form = "md" if out is not None and out.suffix == ".md" else "html"
+    out = out or Path(f"{'training-content' if training_summary else 'report'}.{form}")
     target = out_file("--out", out)
     session = open_or_exit(manifest, set_, store)
-    write = markdown_page if form is ReportForm.md else html_file
+    write = markdown_page if form == "md" else html_file
     if training_summary:
         text = write(training_content(session))
     else:

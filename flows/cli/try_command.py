@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -28,13 +27,6 @@ SHOWN_CHARACTERS = 200
 """Maximum characters of a text; a narrow terminal shows fewer."""
 MOST_OF_A_VALUE = 40
 """Maximum characters of a value."""
-
-
-class Kind(StrEnum):
-    """Kinds of user functions."""
-
-    ANNOTATE = "annotate"
-    EDIT = "edit"
 
 
 @app.command("try")
@@ -92,7 +84,9 @@ def try_(
     documents: Annotated[
         int, Option(metavar="N", help="Number of documents.", min=1)
     ] = 100,
-    kind: Annotated[Kind, Option("--as", help="Kind of the function.")] = Kind.ANNOTATE,
+    kind: Annotated[
+        Literal["annotate", "edit"], Option("--as", help="Kind of the function.")
+    ] = "annotate",
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -126,7 +120,7 @@ def try_(
             "columns": columns or (),
         }
         step: OwnAnnotate | Edit
-        if kind is Kind.EDIT:
+        if kind == "edit":
             step = Edit.model_validate(section)
         else:
             step = OwnAnnotate.model_validate(section | bounds)

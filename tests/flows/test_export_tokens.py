@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -149,5 +149,5 @@ def test_set_with_withheld_rows_is_not_exported_as_stored(
 def test_command_offers_every_export_format_and_split() -> None:
     from gristmill.tokenize.exporting.exported_files import FORMATS, SPLITS
 
-    assert tuple(form.value for form in data_commands.TokenFormat) == FORMATS
-    assert {split.value for split in data_commands.SplitName} == set(SPLITS)
+    assert get_args(data_commands.TokenFormat) == FORMATS
+    assert set(get_args(data_commands.SplitName)) == set(SPLITS)
