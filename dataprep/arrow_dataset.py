@@ -15,7 +15,9 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.dataset
 
-from gristmill.dataprep.corpus import BATCH_ROWS, Corpus
+from gristmill.dataprep.corpus import Corpus
+
+BATCH_ROWS = 1000
 
 
 class CorpusDataset(pyarrow.dataset.InMemoryDataset):
@@ -36,7 +38,7 @@ class CorpusDataset(pyarrow.dataset.InMemoryDataset):
         kept: bool | None = True,
         where: str | None = None,
     ) -> Self:
-        """Dataset of some columns of the selected documents; see `Corpus.batches`.
+        """Dataset of some columns of the selected documents; see `Corpus.read`.
 
         Raises:
             UnknownColumnError: a column does not exist.

@@ -3,8 +3,8 @@ column.
 
     corpus = Corpus(inputs, {"web": "CC-BY-4.0"})
     columns = ["id", "text", "language"]
-    for batch in corpus.batches(columns, kept=True, where="language_score > 0.9"):
-        ...
+    for shard in corpus.shards:
+        table = corpus.read(shard, columns, kept=True, where="language_score > 0.9")
 
 A document's columns are OWN_COLUMNS and all measured columns, under their names in
 expressions (`where_sql.names_of`). Documents are always in the order of the shards.
@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from string import hexdigits
-from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import (
-    ID_BYTES,
     JUDGEMENT_COLUMNS,
     Inputs,
     annotation_stages,
@@ -36,11 +33,9 @@ from gristmill.dataprep.documents import (
     shard_names,
 )
 from gristmill.dataprep.edits import EDITS, Column, apply_edits, then
-from gristmill.dataprep.row_groups import find_ids
 from gristmill.dataprep.where_sql import OWN_COLUMNS, columns_in, evaluate, names_of
 from gristmill.mixtures.schema.sources import INGEST
 
-BATCH_ROWS = 1000
 CLUSTERS = "clusters.parquet"
 """File of the duplicates in an output of `dedup` and `dedup_semantic`."""
 TEXT, ORIGINAL_TEXT = "text", "original_text"
@@ -68,25 +63,6 @@ _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).
 
 class UnknownColumnError(ValueError):
     """A requested column does not exist."""
-
-
-class UnknownDocumentError(LookupError):
-    """No document, or more than one, has an id with this prefix."""
-
-
-DocumentValues = dict[str, Any]
-"""A document: values by column."""
-
-
-class Verdict(TypedDict):
-    """A step's verdict on a document."""
-
-    step: str
-    keep: bool
-    reason: str | None
-    error: str | None
-    values: dict[str, object]
-    """Measured values by column."""
 
 
 @dataclass(frozen=True)
@@ -167,88 +143,11 @@ class Corpus:
             schemas[step] = pa.schema(list(fields.values()))
         return schemas
 
-    def batches(
-        self,
-        columns: Sequence[str] | None = None,
-        kept: bool | None = True,
-        where: str | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """Read documents, in their order.
-
-        Args:
-            columns: names, in the order of the result; all but `original_text` if None.
-                Other columns are not read.
-            kept: documents kept by every step (True), dropped by a step (False), or all
-                (None).
-            where: SQL condition over the columns (`where_sql.GRAMMAR`); documents for
-                which it is NULL are skipped.
-
-        Raises:
-            UnknownColumnError: a column does not exist.
-            gristmill.dataprep.where_sql.ExpressionError: the condition is invalid.
-        """
-        self.check(columns)
-        for shard in self.shards:
-            yield from self.read(shard, columns, kept, where).to_batches(
-                max_chunksize=BATCH_ROWS
-            )
-
     def count_rows(self, kept: bool | None = True, where: str | None = None) -> int:
         """Number of documents; texts are read only if the condition names them."""
         return sum(
             len(self.read(shard, ["source"], kept, where)) for shard in self.shards
         )
-
-    def document(self, wanted: str) -> DocumentValues:
-        """One document with all its columns.
-
-        Args:
-            wanted: its id in hexadecimal, or a prefix.
-
-        Returns:
-            all columns, including `original_text`, and `steps`: the verdict of each
-            step that judged the document.
-
-        Raises:
-            UnknownDocumentError: no document, or more than one, matches.
-        """
-        if not 0 < len(wanted) <= 2 * ID_BYTES or not all(
-            character in hexdigits for character in wanted
-        ):
-            raise UnknownDocumentError(
-                f"{wanted!r} is no id: 1 to {2 * ID_BYTES} hexadecimal digits"
-            )
-        places = find_ids(self.inputs[INGEST], self.shards, wanted)
-        if len(places) != 1:
-            raise UnknownDocumentError(
-                f"{len(places) or 'no'} documents have an id "
-                f"that begins with {wanted!r}"
-            )
-        shard, row = places[0]
-        document: DocumentValues = (
-            self.read(shard, self.schema.names, None).slice(row, 1).to_pylist()[0]
-        )
-        verdicts: list[Verdict] = []
-        for step in self.steps:
-            annotations = read_annotations(self.inputs, shard, step)
-            judged = annotations.slice(row, 1).to_pylist()[0]
-            if judged["keep"] is None:
-                break
-            values = {
-                name: value.hex() if isinstance(value, bytes) else value
-                for name, value in judged.items()
-                if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None
-            }
-            verdicts.append(
-                Verdict(
-                    step=step,
-                    keep=judged["keep"],
-                    reason=judged["reason"],
-                    error=judged["error"],
-                    values=values,
-                )
-            )
-        return {**document, "steps": verdicts}
 
     def check(self, columns: Sequence[str] | None) -> None:
         """Raise UnknownColumnError if a column does not exist."""
@@ -266,7 +165,20 @@ class Corpus:
         kept: bool | None = True,
         where: str | None = None,
     ) -> pa.Table:
-        """Read one shard's documents; see `batches`."""
+        """Read one shard's documents, in their order.
+
+        Args:
+            shard: one of `shards`.
+            columns: names, in the order of the result; all but `original_text` if None.
+                Other columns are not read.
+            kept: documents kept by every step (True), dropped by a step (False), or all
+                (None).
+            where: SQL condition over the columns (`where_sql.GRAMMAR`); documents for
+                which it is NULL are skipped.
+
+        Raises:
+            gristmill.dataprep.where_sql.ExpressionError: the condition is invalid.
+        """
         selected = self.columns if columns is None else list(columns)
         names = [] if where is None else columns_in(where, self.schema.names)
         reading = _Reading(self, shard, {*selected, *names}, kept is not None)

@@ -22,7 +22,6 @@ from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import (
     Corpus,
     UnknownColumnError,
-    UnknownDocumentError,
     hex_ids,
     url_of,
 )
@@ -143,9 +142,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def rows_of(corpus: Corpus, *columns: str, **options: Any) -> list[tuple[Any, ...]]:
-    table = pa.Table.from_batches(
-        corpus.batches(columns, **options), CorpusDataset.of(corpus, columns).schema
-    )
+    table = CorpusDataset.of(corpus, columns, **options).to_table()
     return list(zip(*(table[name].to_pylist() for name in columns), strict=True))
 
 
@@ -294,50 +291,7 @@ def test_condition_uses_the_columns_and_null_fails_it(corpus: Corpus) -> None:
     with pytest.raises(ExpressionError, match="sub-query"):
         corpus.count_rows(where="(SELECT count(*) FROM read_text('/etc/passwd')) > 0")
     with pytest.raises(UnknownColumnError, match=r"'language'.* id, source"):
-        list(corpus.batches(["language"]))
-
-
-def test_document_is_found_by_an_id_prefix(corpus: Corpus) -> None:
-    ids = {
-        text: document
-        for document, text in rows_of(corpus, "id", "original_text", kept=None)
-    }
-    document = corpus.document(ids["bad e f"][:12].upper())
-    assert document["id"] == ids["bad e f"]
-    assert document["original_text"] == "bad e f"
-    assert document["dropped_by"] == "filter-2"
-    assert document["steps"] == [
-        {
-            "step": "filter",
-            "keep": True,
-            "reason": None,
-            "error": None,
-            "values": {"words": 3},
-        },
-        {
-            "step": "clean",
-            "keep": True,
-            "reason": None,
-            "error": None,
-            "values": {"twin": b"bad e f         ".hex()},
-        },
-        {
-            "step": "filter-2",
-            "keep": False,
-            "reason": "quarantine",
-            "error": "KeyError: 1",
-            "values": {},
-        },
-    ]
-    with pytest.raises(UnknownDocumentError, match=r"^7 documents"):
-        corpus.document("Ab")
-    with pytest.raises(UnknownDocumentError, match=r"^no documents"):
-        corpus.document("b")
-    for prefix in ("", "zz", "0" * 33):
-        with pytest.raises(
-            UnknownDocumentError, match=f"^'{prefix}' .*1 to 32 hexadecimal digits"
-        ):
-            corpus.document(prefix)
+        CorpusDataset.of(corpus, ["language"])
 
 
 def test_dataset_is_reread_lazily_and_in_part(
@@ -376,7 +330,7 @@ def test_dataset_is_reread_lazily_and_in_part(
 def test_any_selection_equals_that_of_the_full_table(seed: int, corpus: Corpus) -> None:
     rng = random.Random(seed)
     names = corpus.schema.names
-    full_table = pa.Table.from_batches(corpus.batches(names, kept=None), corpus.schema)
+    full_table = CorpusDataset.of(corpus, names, kept=None).to_table()
     for _ in range(10):
         columns, kept = (
             rng.sample(names, rng.randint(1, 6)),
@@ -388,7 +342,5 @@ def test_any_selection_equals_that_of_the_full_table(seed: int, corpus: Corpus) 
             else full_table["kept"].to_numpy() == kept
         )
         expected = full_table.filter(pa.array(mask)).select(columns).to_pylist()
-        rows = [
-            row for batch in corpus.batches(columns, kept) for row in batch.to_pylist()
-        ]
+        rows = CorpusDataset.of(corpus, columns, kept).to_table().to_pylist()
         assert rows == expected, (seed, columns, kept)

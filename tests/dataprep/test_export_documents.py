@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import Corpus, UnknownColumnError
 from gristmill.dataprep.exporting import export_documents as exporting
@@ -131,8 +132,8 @@ def test_selected_documents_are_written_in_the_order_of_the_corpus(
         corpus, section, ABOUT, tmp_path / "out", make_context("work")
     )
     columns = section.columns or corpus.columns
-    batches = corpus.batches(columns, not section.dropped, section.where)
-    expected = [row for batch in batches for row in batch.to_pylist()]
+    dataset = CorpusDataset.of(corpus, columns, not section.dropped, section.where)
+    expected = dataset.to_table().to_pylist()
     if section.format == "jsonl":
         expected = [
             {**row, "score": None if row["score"] == float("inf") else row["score"]}
@@ -322,9 +323,8 @@ def test_hub_folder_loads_with_datasets(
     loaded = datasets.load_dataset(
         str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache")
     )
-    assert loaded["text"][:] == [
-        text for batch in corpus.batches(["text"]) for text in batch["text"].to_pylist()
-    ]
+    texts = CorpusDataset.of(corpus, ["text"]).to_table()["text"]
+    assert loaded["text"][:] == texts.to_pylist()
     assert loaded.column_names == corpus.columns
 
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import Corpus
 from gristmill.flows.browser.addresses import Search
 from gristmill.flows.browser.browsed_run import BrowsedRun
@@ -96,11 +97,7 @@ def every_id(client: TestClient, link: str) -> list[str]:
 
 def rows_of(session: Session, *columns: str) -> list[dict[str, Any]]:
     corpus = Corpus(BrowsedRun(session).corpus("documents"))
-    return [
-        row
-        for batch in corpus.batches(list(columns), kept=None)
-        for row in batch.to_pylist()
-    ]
+    return CorpusDataset.of(corpus, columns, kept=None).to_table().to_pylist()
 
 
 def kind_of(link: str) -> str:

@@ -13,7 +13,6 @@ from gristmill.core.lease import LeaseLostError
 from gristmill.core.object_stores import StoreUnavailableError
 from gristmill.core.store import CorruptError, StoreLocationError
 from gristmill.dataprep.conservation import ConservationError
-from gristmill.dataprep.corpus import UnknownDocumentError
 from gristmill.dataprep.documents import DamagedTableError, MisalignedError
 from gristmill.dataprep.exporting.export_documents import (
     ExportError as DocumentExportError,
@@ -57,7 +56,6 @@ EXIT_CODES: dict[type[Exception], int] = {
     ExtractorError: 2,
     SourceError: 2,
     StoreLocationError: 2,
-    UnknownDocumentError: 2,
     IncompleteFileError: 2,
     StoreUnavailableError: 2,
 }

@@ -152,8 +152,9 @@ def test_generated_documents_have_lineage_in_explain_licences_and_report(
         "words": "CC-BY-4.0",
         "asked": "CC-BY-4.0",
     }
-    (batch, *_) = committed_corpus(session).batches(["source", "licence"], kept=None)
-    assert set(batch["licence"].to_pylist()) == {"CC-BY-4.0"}
+    corpus = committed_corpus(session)
+    licences = corpus.read(corpus.shards[0], ["licence"], kept=None)["licence"]
+    assert set(licences.to_pylist()) == {"CC-BY-4.0"}
 
     summary = session.folder("generate").manifest()["summary"]["generated"]["words"]
     assert (
