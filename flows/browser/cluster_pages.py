@@ -39,17 +39,13 @@ from gristmill.flows.pages.page_elements import (
     page_of,
     table,
 )
-from gristmill.flows.pages.text_diff import differences
+from gristmill.flows.pages.text_diff import COMPARED_WORDS, differences
 from gristmill.flows.questions.find_documents import documents_of
 
 CLUSTERS_ON_PAGE = 50
 MEMBERS_ON_PAGE = 100
 SIMILARITIES = {"jaccard": "Jaccard similarity", "cosine": "Cosine"}
 """Column with the similarity of two duplicates -> its name."""
-MOST_CHARACTERS = 20_000
-"""Compared code points of each text, unless the query asks for the whole."""
-MOST_WHOLE = 400_000
-"""Maximum of compared code points if it does: about a second."""
 
 
 def steps_with_clusters(run: BrowsedRun) -> list[tuple[str, str]]:
@@ -127,7 +123,6 @@ def cluster_page(
     cluster: Hash,
     corpus: Name = DOCUMENTS,
     member: Hash | None = None,
-    whole: bool = False,
     after: Number = 0,
 ) -> Page:
     """A cluster: its dropped documents with the kept ones, and one such pair with its
@@ -152,7 +147,6 @@ def cluster_page(
     def link(**parameters: object) -> str:
         return address("duplicates", step, cluster, corpus=corpus, **parameters)
 
-    whole_link = link(member=pair["member"].hex(), after=after, whole=True)
     kept = len({row["survivor"] for row in members})
     step_link = Link(step, address("duplicates", step, corpus=corpus))
     counts = f" dropped {len(members):,} of its documents and kept {kept:,}."
@@ -174,13 +168,7 @@ def cluster_page(
     columns = {"dropped": "", "found by": "", "kept for it": "", "decided by": ""}
     meanings = {"dropped": "documents of the cluster that did not stay"}
     before = dict(itertools.takewhile(lambda item: item[0] != step, inputs.items()))
-    most = MOST_WHOLE if whole else MOST_CHARACTERS
-    parts = flatten(
-        [
-            Note([step_link, counts]),
-            _pair_parts(before, pair, similarity, most, whole_link),
-        ]
-    )
+    parts = flatten([Note([step_link, counts]), _pair_parts(before, pair, similarity)])
     dropped: list[Part] = [
         table({SIMILARITIES[similarity]: ">", **columns}, lines, meanings),
         page_links(
@@ -191,23 +179,16 @@ def cluster_page(
     return Page(f"Cluster {cluster[:16]}", sections, parts)
 
 
-def _pair_parts(
-    corpus: Inputs,
-    pair: Mapping[str, Any],
-    similarity: str,
-    most: int,
-    whole_link: str,
-) -> list[Part]:
-    """Both texts of a pair as the step compared them; a document of an older corpus has
-    no text.
+def _pair_parts(corpus: Inputs, pair: Mapping[str, Any], similarity: str) -> list[Part]:
+    """The beginnings of both texts of a pair as the step compared them; a document of
+    an older corpus has no text.
     """
     sides: dict[str, Mark] = {"survivor": "kept", "member": "dropped"}
     documents = documents_of(corpus, {pair[side] for side in sides}, ["text"])
     texts = [documents.get(pair[side], {}).get("text") for side in sides]
     kept_text, dropped_text = texts
     pieces = differences(
-        (kept_text or dropped_text or "")[:most],
-        (dropped_text or kept_text or "")[:most],
+        kept_text or dropped_text or "", dropped_text or kept_text or ""
     )
     columns: list[tuple[Inline, list[Part]]] = []
     for (side, badge), text, pieces_of_side in zip(
@@ -219,10 +200,9 @@ def _pair_parts(
             missing = Note("Its text is not in this corpus.", "plain")
             columns.append((title, [missing]))
             continue
-        length: list[Inline] = [f"{len(text):,} characters"]
-        if len(text) > most:
-            all_ = Link("compare all", whole_link)
-            length += ["; the beginnings are compared, ", all_]
+        length = f"{len(text):,} characters"
+        if sum(len(piece) for piece, _ in pieces_of_side) < len(text):
+            length += f"; the first {COMPARED_WORDS:,} words are compared"
         mark: Mark = "added" if badge == "kept" else "removed"
         spans = [
             Span(piece, mark if differs else "") for piece, differs in pieces_of_side

@@ -520,19 +520,16 @@ def test_differences_contain_both_texts_and_agree_where_unmarked(
     )
 
 
-def test_long_texts_are_aligned_at_their_beginnings_and_compared_at_their_ends() -> (
-    None
-):
-    words = [f"word{number} " for number in range(30_000)]
+def test_only_the_beginnings_of_long_texts_are_compared() -> None:
+    words = [f"word{number} " for number in range(6000)]
     second_words = list(words)
-    second_words[7], second_words[9999] = "river ", "sea "
-    first_side, second_side = differences("".join(words), "".join(second_words))
-    assert [text for text, differs in first_side if differs] == [
-        "word7 ",
-        "".join(words[5000:10_000]),
+    second_words[7], second_words[5500] = "river ", "sea "
+    sides = differences("".join(words), "".join(second_words))
+    assert [[text for text, differs in side if differs] for side in sides] == [
+        ["word7 "],
+        ["river "],
     ]
-    assert [text for text, differs in second_side if differs] == [
-        "river ",
-        "".join(second_words[5000:10_000]),
+    assert ["".join(text for text, _ in side) for side in sides] == [
+        "".join(words[:5000]),
+        "".join(second_words[:5000]),
     ]
-    assert first_side[-1] == second_side[-1] == ("".join(words[10_000:]), False)
