@@ -15,8 +15,10 @@ import multiprocessing
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +38,9 @@ from gristmill.flows.running.missing_libraries import is_installed
 from gristmill.mixtures.steps.dedup import MinHash
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import Rules
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SAMPLE_BYTES = 16_000_000
 """Bytes of text in a sample; every measurement takes a few seconds on it."""
@@ -366,11 +371,32 @@ def judge_by_rules(
     )
 
 
+def verdict_table(name: str, verdicts: Sequence[RulesVerdict], width: int) -> Table:
+    """Return a table of verdicts for a terminal of some columns; `name` is the header
+    of the first one.
+    """
+    from gristmill.dataprep.whatif_thresholds import short_name
+    from gristmill.flows.pages.terminal_tables import plain_table
+
+    table = plain_table(
+        (name, False), ("kept", True), ("bytes", True), ("drops most by", False)
+    )
+    num_reasons = SHOWN_REASONS if width >= WIDE else 1
+    for row in verdicts:
+        reasons = [
+            f"{short_name(rule)} {number:,}"
+            for rule, number in list(row.dropped.items())[:num_reasons]
+        ]
+        table.add_row(
+            row.name, f"{row.documents:.1%}", f"{row.bytes:.1%}", ", ".join(reasons)
+        )
+    return table
+
+
 def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
     """Print the findings in lines that fit a narrow terminal."""
     from rich.text import Text
 
-    from gristmill.dataprep.whatif_thresholds import short_name
     from gristmill.flows.authoring.look_at_data import size
     from gristmill.flows.pages.terminal_tables import plain_table, section
     from gristmill.flows.running.terminal import plain_console
@@ -422,19 +448,7 @@ def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
         console.print(", ".join(shares))
 
     section(console, "Kept by rule sets")
-    table = plain_table(
-        ("rules", False), ("kept", True), ("bytes", True), ("drops most by", False)
-    )
-    num_reasons = SHOWN_REASONS if console.width >= WIDE else 1
-    for row in measured.rules:
-        reasons = [
-            f"{short_name(rule)} {number:,}"
-            for rule, number in list(row.dropped.items())[:num_reasons]
-        ]
-        table.add_row(
-            row.name, f"{row.documents:.1%}", f"{row.bytes:.1%}", ", ".join(reasons)
-        )
-    console.print(table)
+    console.print(verdict_table("rules", measured.rules, console.width))
     if measured.not_ready:
         warn(
             f"not measured yet: {', '.join(measured.not_ready)}. The first look "

@@ -8,8 +8,7 @@ sample of them by the hash of their ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -18,10 +17,12 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filters.gopher import DIALECTS
-from gristmill.dataprep.filters.rule_sets import measure
-from gristmill.dataprep.thresholds import failures
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table, section
+from gristmill.flows.authoring.measured_sample import (
+    RulesVerdict,
+    judge_by_rules,
+    verdict_table,
+)
+from gristmill.flows.pages.terminal_tables import section
 from gristmill.flows.questions.find_documents import (
     NothingIngestedError,
     committed_corpus,
@@ -37,17 +38,7 @@ from gristmill.mixtures.steps.rules import (
     Rules,
 )
 
-BATCH_DOCUMENTS = 1000
-SETS = ("gopher_quality", "gopher_repetition")
 GopherSet = TypeVar("GopherSet", bound=GopherRules)
-
-
-@dataclass(frozen=True)
-class KeptShares:
-    """Shares of the documents and of their bytes that rules keep."""
-
-    documents: float
-    bytes: float
 
 
 @dataclass(frozen=True)
@@ -58,46 +49,27 @@ class DialectComparison:
         documents: number of documents judged.
         of: number of documents available.
         bytes: size of the judged documents.
-        dialects: dialect -> rule set, or `both` -> what it keeps.
-        disagreeing: number of documents on which dialects disagree.
+        dialects: verdict of each.
     """
 
     documents: int
     of: int
     bytes: int
-    dialects: dict[str, dict[str, KeptShares]]
-    disagreeing: int
+    dialects: list[RulesVerdict]
 
     def show(self) -> None:
         """Print the keep rates, 60 columns wide."""
         console = plain_console()
-        section(
-            console,
-            f"Kept of {self.documents:,} documents ({self.bytes / 1e6:.1f} MB)",
-        )
-        rows = []
-        for dialect, kept in self.dialects.items():
-            rates = [kept[name].documents for name in (*SETS, "both")]
-            rows.append([dialect, *rates, kept["both"].bytes])
-        formats = dict.fromkeys(("quality", "repetition", "both", "bytes"), ".1%")
-        print_table(console, table({"dialect": "", **formats}, rows))
-        console.print(f"The dialects disagree on {self.disagreeing:,} documents")
-
-
-@dataclass
-class _Totals:
-    documents: int = 0
-    text_bytes: int = 0
-    kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
-    """Dialect -> rule set -> documents and bytes that it keeps, int64 of shape (2,)."""
-    disagreeing: int = 0
+        size = f"{self.bytes / 1e6:.1f} MB"
+        section(console, f"Kept of {self.documents:,} documents ({size})")
+        console.print(verdict_table("dialect", self.dialects, console.width))
 
 
 def compare_dialects(session: Session, sample: int) -> DialectComparison:
     """Judge a sample of the documents by every dialect.
 
-    A text that cannot be measured raises its error here; the stage `filter` would
-    quarantine that document alone.
+    A text that cannot be measured counts as dropped here; the stage `filter` would
+    quarantine it.
 
     Args:
         sample: maximum number of documents to judge.
@@ -110,8 +82,9 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
         if name != INGEST and isinstance(session.manifest.steps[name].config, Filter):
             break
         inputs[name] = folder
+    shards = shard_names(inputs[INGEST])
     parts = [np.zeros(0, np.uint64)]
-    for shard in shard_names(inputs[INGEST]):
+    for shard in shards:
         read = read_shard(inputs, shard, ["id"])
         parts.append(_keys(read.documents["id"].take(pa.array(read.rows))))
     keys = np.concatenate(parts)
@@ -120,39 +93,27 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
             "the committed stages kept no document; nothing can be measured"
         )
     last = min(sample, len(keys)) - 1
-    limit, available = int(np.partition(keys, last)[last]), len(keys)
+    limit = np.partition(keys, last)[last]
+    tables = []
+    for shard in shards:
+        read = read_shard(inputs, shard, ["id", "text", "language", "script"])
+        documents = read.documents.take(pa.array(read.rows))
+        tables.append(documents.filter(pa.array(_keys(documents["id"]) <= limit)))
+    rows = pa.concat_tables(tables, promote_options="permissive")
+    sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
     steps = (step.config for step in session.manifest.prepare)
     filters = (config for config in steps if isinstance(config, Filter))
     configured = next(filters, Filter()).rules
     quality = configured.gopher_quality or GopherQuality()
     repetition = configured.gopher_repetition or GopherRepetition()
-    sections: dict[str, Rules] = {
-        dialect: Rules(
+    verdicts = []
+    for dialect in DIALECTS:
+        rules = Rules(
             gopher_quality=_in_dialect(quality, dialect),
             gopher_repetition=_in_dialect(repetition, dialect),
         )
-        for dialect in DIALECTS
-    }
-    totals = _Totals()
-    for shard in shard_names(inputs[INGEST]):
-        read = read_shard(inputs, shard, ["id", "text", "language", "script"])
-        rows = read.documents.take(pa.array(read.rows))
-        rows = rows.filter(pa.array(_keys(rows["id"]) <= np.uint64(limit)))
-        for start in range(0, len(rows), BATCH_DOCUMENTS):
-            _judge_batch(rows.slice(start, BATCH_DOCUMENTS), sections, totals)
-    shares = {
-        dialect: {
-            name: KeptShares(
-                documents / max(totals.documents, 1),
-                num_bytes / max(totals.text_bytes, 1),
-            )
-            for name, (documents, num_bytes) in tallies.items()
-        }
-        for dialect, tallies in totals.kept.items()
-    }
-    return DialectComparison(
-        totals.documents, available, totals.text_bytes, shares, totals.disagreeing
-    )
+        verdicts.append(judge_by_rules(dialect, rules, rows, sizes))
+    return DialectComparison(len(rows), len(keys), int(sizes.sum()), verdicts)
 
 
 def _in_dialect(rules: GopherSet, dialect: str) -> GopherSet:
@@ -167,26 +128,3 @@ def _keys(ids: pa.ChunkedArray) -> np.ndarray:
     reproducible.
     """
     return np.frombuffer(b"".join(ids.to_pylist()), ">u8")[::2].astype(np.uint64)
-
-
-def _judge_batch(
-    rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals
-) -> None:
-    sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
-    totals.documents += len(rows)
-    totals.text_bytes += int(sizes.sum())
-    keeps = []
-    for dialect, rules in sections.items():
-        masks = failures(measure(rows, rules), rules.sets)
-        kept = {}
-        for name in SETS:
-            of_set = [mask for rule, mask in masks.items() if rule.startswith(name)]
-            kept[name] = ~np.any(of_set, axis=0)
-        kept["both"] = kept["gopher_quality"] & kept["gopher_repetition"]
-        tallies = totals.kept.setdefault(dialect, {})
-        for name, mask in kept.items():
-            tally = tallies.setdefault(name, np.zeros(2, np.int64))
-            tally += mask.sum(), sizes[mask].sum()
-        keeps.append(kept["both"])
-    is_kept = np.array(keeps)
-    totals.disagreeing += int((is_kept.any(axis=0) & ~is_kept.all(axis=0)).sum())
