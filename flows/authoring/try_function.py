@@ -9,6 +9,7 @@ are taken from several shards or files to be representative.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import sys
 import tempfile
@@ -161,8 +162,8 @@ def _sample_of_run(session: Session, source: str) -> Sample:
 def _sample_of_files(
     name: str, source: Source, documents: int, most_bytes: float, folder: Path
 ) -> Sample:
-    """Read documents of evenly spaced files into shards: PARTS files, and more if these
-    are quickly read.
+    """Read documents of evenly spaced files into shards: PARTS files, and while these
+    have too few, others of a local source, by the hash of their names.
     """
     files = find_files(name, source).files
     section, reading = Ingest(), reading_of(source)
@@ -186,51 +187,35 @@ def _sample_of_files(
         if source.read is not None:
             process = stack.enter_context(OwnProcess(source.read))
 
-        def take(chosen: Sequence[SourceFile]) -> None:
-            """Read these files, each up to its share of the remaining documents and
-            bytes.
-            """
-            kept_before, bytes_before = writer.kept, writer.bytes_taken
-            for number, file in enumerate(chosen, start=1):
-                records: Iterator[Read] = (
-                    one_by_one(read_file(file, reading, tables))
-                    if process is None
-                    else own_records(process, file, reading)
-                )
-                kept, num_bytes, share = (
-                    writer.kept,
-                    writer.bytes_taken,
-                    number / len(chosen),
-                )
-                limit = kept_before + int((documents - kept_before) * share)
-                writer.limit = max(limit, kept + 1)
-                bytes_limit = bytes_before + (most_bytes - bytes_before) * share
-                for record in extract_pages(records, guard, reading):
-                    if isinstance(record, Rejected):
-                        failures.append((file.name, record))
-                    writer.add(file.name, record)
-                    if writer.is_full or writer.bytes_taken >= bytes_limit:
-                        break
-                else:
-                    documents_of_read_files[file] = writer.kept - kept
-                sampled[file] = writer.kept - kept, writer.bytes_taken - num_bytes
-
-        chosen = evenly_spaced(files, PARTS)
-        take(chosen)
-        unread = [file for file in files if file not in set(chosen)]
-        room = min(
-            (documents - writer.kept) / max(writer.kept, 1),
-            (most_bytes - writer.bytes_taken) / max(writer.bytes_taken, 1),
-        )
-        if (
-            len(documents_of_read_files) == len(chosen)
-            and is_local(as_path(files[0].location))
-            and room > 0
-        ):
-            num_more = min(room * len(chosen), len(unread))
-            more = evenly_spaced(unread, max(int(num_more), 1))
-            chosen = [*chosen, *more]
-            take(more)
+        first = evenly_spaced(files, PARTS)
+        others: list[SourceFile] = []
+        if is_local(as_path(files[0].location)):
+            others = sorted(
+                set(files).difference(first),
+                key=lambda file: hashlib.sha256(file.name.encode()).digest(),
+            )
+        for number, file in enumerate([*first, *others], start=1):
+            if number > len(first) and (
+                writer.kept >= documents or writer.bytes_taken >= most_bytes
+            ):
+                break
+            records: Iterator[Read] = (
+                one_by_one(read_file(file, reading, tables))
+                if process is None
+                else own_records(process, file, reading)
+            )
+            kept, num_bytes = writer.kept, writer.bytes_taken
+            share = min(number / len(first), 1.0)
+            writer.limit = max(int(documents * share), kept + 1)
+            for record in extract_pages(records, guard, reading):
+                if isinstance(record, Rejected):
+                    failures.append((file.name, record))
+                writer.add(file.name, record)
+                if writer.is_full or writer.bytes_taken >= most_bytes * share:
+                    break
+            else:
+                documents_of_read_files[file] = writer.kept - kept
+            sampled[file] = writer.kept - kept, writer.bytes_taken - num_bytes
     writer.close()
     if not writer.kept:
         reason = f": {failures[0][1].error}" if failures else ""
@@ -242,7 +227,7 @@ def _sample_of_files(
         None,
         source.path
         if len(files) == 1
-        else f"{len(chosen)} of {len(files)} files of {source.path}",
+        else f"{len(sampled)} of {len(files)} files of {source.path}",
         failures,
         _estimate_documents(files, documents_of_read_files, sampled, source),
     )
