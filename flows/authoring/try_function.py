@@ -188,13 +188,13 @@ def _sample_of_files(
             process = stack.enter_context(OwnProcess(source.read))
 
         first = evenly_spaced(files, PARTS)
-        others: list[SourceFile] = []
+        more_files: list[SourceFile] = []
         if is_local(as_path(files[0].location)):
-            others = sorted(
+            more_files = sorted(
                 set(files).difference(first),
                 key=lambda file: hashlib.sha256(file.name.encode()).digest(),
             )
-        for number, file in enumerate([*first, *others], start=1):
+        for number, file in enumerate([*first, *more_files], start=1):
             if number > len(first) and (
                 writer.kept >= documents or writer.bytes_taken >= most_bytes
             ):
