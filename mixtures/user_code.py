@@ -34,7 +34,7 @@ from gristmill.mixtures.base import (
     Section,
     parts_of,
 )
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import did_you_mean, unknown_name
 
 FILE_FORM = "./FILE.py:NAME"
 MODULE_FORM = "PACKAGE.MODULE:NAME"
@@ -497,8 +497,7 @@ def take_code(own: OwnFunction, folder: Path) -> OwnFunction:
                 and not node.name.startswith("_")
             ]
             raise OwnCodeError(
-                f"{file.name} defines no {name!r}{did_you_mean(name, defined)}"
-                + (f"; it defines {', '.join(defined)}" if defined else "")
+                f"{file.name} defines no {unknown_name(name, defined, 'it defines')}"
             )
         return OwnFunction(own.written, file.stem, name, files)
     distribution = installed_distribution(path)

@@ -139,6 +139,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
+def unknown_name(name: object, known: Iterable[object], lead: str = "there are") -> str:
+    """Return `'stepz', did you mean 'steps'? there are steps, tasks` for a name that is
+    none of the known ones.
+    """
+    names = list(map(str, known))
+    hint = did_you_mean(str(name), names) or ";"
+    return f"{name!r}{hint} {lead} {', '.join(names) or 'none'}"
+
+
 def read_yaml(path: Path) -> Any:
     """Read a file as safe YAML: plain values, never objects.
 

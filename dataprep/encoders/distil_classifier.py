@@ -48,7 +48,7 @@ from gristmill.dataprep.quality.classifier import as_line, score_texts, train
 from gristmill.dataprep.quality.labelled_examples import QualityError, draw, split_draws
 from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.mixtures.steps.quality import Classifier, Judge, Quality
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 DISTILLED, EMBEDDING = "distilled", "embedding"
 """Names of the models of the step: the trained classifier, and the embedding model."""
@@ -145,9 +145,8 @@ def read_scores(
     corpus = Corpus(inputs)
     if judge.column not in corpus.measured:
         raise QualityError(
-            f"quality.judge.column: no step before measures {judge.column!r}"
-            f"{did_you_mean(judge.column, list(corpus.measured))}; there are "
-            f"{', '.join(corpus.measured) or 'none'}"
+            "quality.judge.column: no step before measures "
+            f"{unknown_name(judge.column, corpus.measured)}"
         )
     column = corpus.read(shard, [judge.column], kept=None)[judge.column]
     try:

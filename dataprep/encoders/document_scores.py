@@ -36,7 +36,7 @@ from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.quality.classifier import LABEL_PREFIX
 from gristmill.mixtures.columns import check_column
 from gristmill.mixtures.schema.encoder_settings import ReadingModel, ScoringModel
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 BOUND = 1e-4
 """Maximum difference between two float32 computations of a score; about 1e-6 was
@@ -114,8 +114,7 @@ def announce(section: ScoringModel) -> Announced:
     unknown = next((name for name in chosen if name not in outputs), None)
     if unknown is not None:
         raise ModelFolderError(
-            f"{section.path} has no class "
-            f"{unknown!r}{did_you_mean(unknown, outputs)}; it has {', '.join(outputs)}"
+            f"{section.path} has no class {unknown_name(unknown, outputs, 'it has')}"
         )
     prefix = "" if section.name is None else f"{section.name}_"
     numbers = {_column(f"{prefix}{name}"): outputs.index(name) for name in chosen}

@@ -64,7 +64,7 @@ from gristmill.dataprep.thresholds import (
 )
 from gristmill.mixtures.schema.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 READ = ("(tokens)", "(windows)", "(whole)")
 """Counts per text beside its columns; names of columns cannot have parentheses."""
@@ -132,9 +132,8 @@ def check_bounds(section: Annotate, announced: Announced) -> None:
     for bound in bounds_of(section):
         if bound.statistic not in announced.numbers:
             raise ModelFolderError(
-                f"{bound.key} bounds no column of numbers that {_model(section).path} "
-                f"has{did_you_mean(bound.statistic, list(announced.numbers))}; it has "
-                f"{', '.join(announced.numbers) or 'none'}"
+                f"{bound.key}: {_model(section).path} has no column of numbers "
+                f"{unknown_name(bound.statistic, announced.numbers, 'it has')}"
             )
 
 

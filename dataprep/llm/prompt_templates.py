@@ -15,7 +15,7 @@ from typing import Any
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.llm.prompting import Request, Schema, prompt
-from gristmill.mixtures.yaml_text import did_you_mean, why_unreadable
+from gristmill.mixtures.yaml_text import unknown_name, why_unreadable
 
 FOLDER = Path(__file__).parent / "templates"
 END = ".j2"
@@ -75,8 +75,7 @@ class PromptTemplate:
         if unknown is not None:
             raise TemplateProblemError(
                 f"{self.place}: there is no "
-                f"{unknown!r}{did_you_mean(unknown, list(known))}; "
-                f"templates get {', '.join(known)}"
+                f"{unknown_name(unknown, known, 'templates get')}"
             )
 
     def fill(self, values: Mapping[str, object]) -> str:

@@ -39,7 +39,7 @@ from gristmill.dataprep.user_functions import (
 from gristmill.mixtures.own_signatures import batch_type, signature_of
 from gristmill.mixtures.steps.own_steps import OwnStep
 from gristmill.mixtures.user_code import OwnCodeError
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 BATCH_ROWS = 1000
 SAMPLE_ROWS = 16
@@ -191,9 +191,8 @@ def _check_known(
         return
     raise wrong(
         step,
-        f"{'is given the column' if is_batch else 'has the parameter'} {unknown!r}, "
-        f"which is no column of documents{did_you_mean(unknown, list(available))}; "
-        f"there are {', '.join(available)}; correct "
+        f"{'is given the column' if is_batch else 'has the parameter'} "
+        f"{unknown_name(unknown, available, 'documents have')}; correct "
         f"{'`columns`' if is_batch else 'it, or give it in `with`'}",
     )
 
@@ -227,7 +226,7 @@ def check_source(step: OwnStep, known: Collection[str]) -> None:
     if unknown is not None and not signature.takes_any_name:
         raise wrong(
             step,
-            f"has no parameter {unknown!r}{did_you_mean(unknown, parameters)}; correct "
+            f"has no parameter {unknown_name(unknown, parameters, 'it has')}; correct "
             "`with`",
         )
 

@@ -54,7 +54,7 @@ from gristmill.dataprep.user_code.own_documents import (
 from gristmill.dataprep.user_code.time_limits import TimeLimit
 from gristmill.mixtures.schema.sources import INGEST, Ingest, Source
 from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
@@ -110,10 +110,10 @@ def take_sample(
     """
     source = None if session is None else session.manifest.document_sources.get(on)
     if session is not None and source is None:
-        names = list(session.manifest.document_sources)
+        sources = session.manifest.document_sources
         raise SourceError(
-            f"--on {on}: {session.manifest_file} has no such source of documents"
-            f"{did_you_mean(on, names) or ';'} it has {', '.join(names)}"
+            f"--on: {session.manifest_file} has no source of documents "
+            f"{unknown_name(on, sources, 'it has')}"
         )
     if session is not None and session.committed(INGEST) is not None:
         yield _sample_of_run(session, on)

@@ -78,14 +78,13 @@ def bench(
     are listed at the end, and the exit code is 1 if there are any. `floors` measures a
     short form of the areas.
     """
-    from gristmill.mixtures.yaml_text import did_you_mean
+    from gristmill.mixtures.yaml_text import unknown_name
 
     areas = areas_of_checkout()
     if markdown is not None:
         out_file("--markdown", markdown)
     if area not in areas.AREAS:
-        suggestion = did_you_mean(area, areas.AREAS) or ";"
-        fail(f"no such area: {area}{suggestion} areas are {', '.join(areas.AREAS)}")
+        fail(f"no such area: {unknown_name(area, areas.AREAS, 'areas are')}")
     sizes = documents if area == "chain" or not documents else documents[-1]
     area_options = {
         "points": points,

@@ -240,17 +240,14 @@ def trace(
     if sum(option is not None for option in (step, document, text)) != 1:
         fail("give one of --step N, --document ID and --text FILE")
     from gristmill.flows.stages.registry import PRETRAIN, STAGES
-    from gristmill.mixtures.yaml_text import did_you_mean, why_unreadable
+    from gristmill.mixtures.yaml_text import unknown_name, why_unreadable
 
     training_stages = [
         name for name, registered in STAGES.items() if registered.training is not None
     ]
     if stage is not None and stage not in training_stages:
-        fail(
-            "no such training stage: "
-            f"{stage!r}{did_you_mean(stage, training_stages) or ';'} training stages "
-            f"are {', '.join(training_stages)}"
-        )
+        lead = "training stages are"
+        fail(f"no such training stage: {unknown_name(stage, training_stages, lead)}")
     content = None
     if text is not None:
         try:

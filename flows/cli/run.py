@@ -95,7 +95,7 @@ def run(
     if deterministic:
         settings.append("engine.deterministic=true")
     with nullcontext() if dry_run else early_server(manifest, settings, store):
-        from gristmill.mixtures.yaml_text import did_you_mean
+        from gristmill.mixtures.yaml_text import unknown_name
 
         session = open_or_exit(
             manifest,
@@ -109,12 +109,8 @@ def run(
         for option, names in (("--force", force or []), ("--keep", keep or [])):
             for name in names:
                 if name not in session.plan:
-                    suggestion = did_you_mean(name, session.plan) or ";"
-                    stages = ", ".join(session.plan)
-                    fail(
-                        f"{option} {name}: this run has no such stage{suggestion} "
-                        f"it has {stages}"
-                    )
+                    stages = unknown_name(name, session.plan, "it has")
+                    fail(f"{option}: this run has no stage {stages}")
         if keep and (dry_run or set(keep) & set(force or [])):
             fail(
                 "--keep changes the store: it excludes --dry-run, and --force of "

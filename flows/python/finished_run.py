@@ -28,7 +28,7 @@ from gristmill.flows.stages.plan import Node, Plan, UnknownStageError, add_later
 from gristmill.flows.stages.registry import PRETRAIN, STAGES, TOKENIZE
 from gristmill.mixtures import manifest as schema
 from gristmill.mixtures.loader import check_manifest
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,11 +168,8 @@ class Run:
             UnknownStageError: the run has no such stage.
         """
         if stage not in self._record["stages"]:
-            names = list(self.stages)
             raise UnknownStageError(
-                f"{self.name} has no stage "
-                f"{stage!r}{did_you_mean(stage, names) or ';'} it has "
-                f"{', '.join(names)}"
+                f"{self.name} has no stage {unknown_name(stage, self.stages, 'it has')}"
             )
         return self._folder(stage).data
 

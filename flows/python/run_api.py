@@ -29,7 +29,7 @@ from gristmill.flows.running.terminal import (
     plain_console,
 )
 from gristmill.flows.stages.plan import UnknownStageError
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 
 def run(
@@ -157,7 +157,6 @@ def _refuse_unknown(session: Session, force: Sequence[str]) -> None:
     unknown = [name for name in force if name not in session.plan]
     if unknown:
         raise UnknownStageError(
-            f"{session.manifest_file} has no stage {unknown[0]!r}"
-            f"{did_you_mean(unknown[0], session.plan) or ';'} it has "
-            f"{', '.join(session.plan)}"
+            f"{session.manifest_file} has no stage "
+            f"{unknown_name(unknown[0], session.plan, 'it has')}"
         )

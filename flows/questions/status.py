@@ -25,7 +25,7 @@ from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.report.facts import top_reasons
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 STYLES = {
     "committed": "green",
@@ -300,8 +300,8 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
         )
     if chosen not in session.plan:
         raise NoLogError(
-            f"no such stage: {chosen!r}{did_you_mean(chosen, session.plan) or ';'} "
-            f"{session.manifest_file} has {', '.join(session.plan)}"
+            f"{session.manifest_file} has no stage "
+            f"{unknown_name(chosen, session.plan, 'it has')}"
         )
     folder = session.folder(chosen).logs
     attempts = sorted(int(path.stem) for path in folder.glob("*.log"))

@@ -35,7 +35,7 @@ from gristmill.flows.stages.registry import STAGES, instances_of
 from gristmill.mixtures.loader import ManifestError, Written, open_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.prepare import STEP_NAME_PATTERN
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Session:
         """
         if stage not in self.plan:
             raise UnknownStageError(
-                f"{self.manifest_file} has no stage {stage!r}; "
-                f"it has {', '.join(self.plan)}"
+                f"{self.manifest_file} has no stage "
+                f"{unknown_name(stage, self.plan, 'it has')}"
             )
         return self.store.folder(
             stage, self.manifest.name, self.plan[stage].fingerprint
@@ -212,9 +212,8 @@ def open_session(
     remember_secrets(loaded.model_dump(mode="json"))
     stage_names = list(dict.fromkeys([*STAGES, *loaded.steps, *instances_of(loaded)]))
     if until is not None and until not in stage_names:
-        suggestion = did_you_mean(until, stage_names) or ";"
         raise UnknownStageError(
-            f"no such stage: {until!r}{suggestion} stages are {', '.join(stage_names)}"
+            f"no such stage: {unknown_name(until, stage_names, 'stages are')}"
         )
     opened_store = store_at(store)
     refused = refused_listings(loaded, written, opened_store, allow_code)
@@ -239,10 +238,8 @@ def open_session(
                 if order.index(node.stage.name) <= order.index(until)
             ]
         if not last:
-            suggestion = did_you_mean(until, plan) or ";"
             raise UnknownStageError(
-                f"{manifest} has no stage {until!r}{suggestion} it has "
-                f"{', '.join(plan)}"
+                f"{manifest} has no stage {unknown_name(until, plan, 'it has')}"
             )
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last[-1]) + 1]}

@@ -18,7 +18,7 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import measured_columns
 from gristmill.mixtures.steps.own_steps import Annotate, OwnAnnotate, OwnStep
 from gristmill.mixtures.user_code import OwnCodeError
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 
 def columns(section: Annotate) -> Iterable[str]:
@@ -87,8 +87,8 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
                 yield (
                     (*place, side, column),
                     f"{step.use.place}: {step.use.name} does not return "
-                    f"{column!r}{did_you_mean(column, returned)}; it returns "
-                    f"{', '.join(returned)}; correct it, or name it in `measures` too",
+                    f"{unknown_name(column, returned, 'it returns')}; correct it, or "
+                    "name it in `measures` too",
                 )
 
 

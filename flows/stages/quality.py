@@ -18,7 +18,7 @@ from gristmill.flows.stages.stage import (
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.quality import Quality
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 
 def recipe(section: Quality, settings: Recipe) -> Recipe:
@@ -51,9 +51,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     if column is not None and column not in known_columns:
         yield (
             (*place, "column"),
-            f"no earlier step measures {column!r}"
-            f"{did_you_mean(column, known_columns)}; there are "
-            f"{', '.join(known_columns) or 'none'}",
+            f"no earlier step measures {unknown_name(column, known_columns)}",
         )
 
 

@@ -56,15 +56,12 @@ def recipe_file(recipe: str) -> Path:
     Raises:
         FileNotFoundError: see `manifest_file`.
     """
-    from gristmill.mixtures.yaml_text import did_you_mean
+    from gristmill.mixtures.yaml_text import unknown_name
 
     name, names = recipe.removeprefix(PREFIX), recipe_names()
     completions = [candidate for candidate in names if candidate.startswith(name)]
     if name not in names and name and len(completions) == 1:
         return _FOLDER / f"{completions[0]}.yaml"
     if name not in names:
-        raise FileNotFoundError(
-            f"no recipe is called {name!r}{did_you_mean(name, names) or ';'} there "
-            f"are {', '.join(names)}"
-        )
+        raise FileNotFoundError(f"no recipe is called {unknown_name(name, names)}")
     return _FOLDER / f"{name}.yaml"

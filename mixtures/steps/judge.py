@@ -18,7 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from gristmill.mixtures.base import Judging, OutsidePath, Positive, Section
 from gristmill.mixtures.columns import Column, check_column
 from gristmill.mixtures.steps.asked_model import AskedModel
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 PREFIX = "judge_"
 """Prefix of the judge's columns."""
@@ -110,9 +110,8 @@ class Judge(Question, Judging):
         for column in (*self.min, *self.max):
             if column not in self.numeric:
                 yield (
-                    f"{column!r} is not a measured column of numbers"
-                    f"{did_you_mean(column, self.numeric)}; there are "
-                    f"{', '.join(self.numeric)}"
+                    "no measured column of numbers is called "
+                    f"{unknown_name(column, self.numeric)}"
                 )
 
     @property

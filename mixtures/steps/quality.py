@@ -21,7 +21,7 @@ from gristmill.mixtures.base import (
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.judge import Question
-from gristmill.mixtures.yaml_text import did_you_mean
+from gristmill.mixtures.yaml_text import unknown_name
 
 Score = Literal["quality", "perplexity", "model_perplexity", "bits_per_byte"]
 
@@ -187,9 +187,8 @@ class Judge(Question):
                 )
         elif self.score_name not in self.scores:
             yield (
-                f"score: {self.score_name!r} is neither a number nor a boolean of the "
-                f"answers{did_you_mean(self.score_name, self.scores)}; there are "
-                f"{', '.join(self.scores) or 'none'}"
+                "score: no number or boolean of the answers is called "
+                f"{unknown_name(self.score_name, self.scores)}"
             )
 
     @property

@@ -83,7 +83,7 @@ def test_it_finds_the_benchmarks_of_its_checkout_from_any_folder(
         check=False,
     )
     assert process.returncode == 2
-    assert "no such area: tran, did you mean 'train'?" in " ".join(
+    assert "no such area: 'tran', did you mean 'train'?" in " ".join(
         process.stderr.split()
     )
 

@@ -323,7 +323,7 @@ def test_unusable_scoring_model_is_rejected(
         "of_1_star",
         "of_2_stars",
     ]
-    with pytest.raises(ModelFolderError, match=r"min.Sience .*'Science'"):
+    with pytest.raises(ModelFolderError, match=r"min.Sience: .*'Science'"):
         run_step({"model": str(domains), "min": {"Sience": 0.5}})
     with pytest.raises(ValueError, match="model"):
         Annotate.model_validate({})

@@ -219,7 +219,7 @@ def test_output_fits_sixty_columns(
         ),
         (
             ["./steps.py:count_word", "--on", "nowhere", "--manifest", "m.yaml"],
-            "m.yaml has no such source of documents",
+            "m.yaml has no source of documents",
         ),
     ],
 )

@@ -167,7 +167,7 @@ def test_log_of_the_failed_stage_is_shown(toy_runner: Make) -> None:
     with pytest.raises(NoLogError, match="no attempt 3; its attempts are 1, 2"):
         find_log(session, "exiting", 3)
     with pytest.raises(
-        NoLogError, match=r"no such stage: 'third'; toy\.yaml has first, exiting"
+        NoLogError, match=r"toy\.yaml has no stage 'third'; it has first, exiting"
     ):
         find_log(session, "third", None)
 

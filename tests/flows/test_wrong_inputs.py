@@ -158,13 +158,13 @@ ANSWERS = {
     "ingest, clean",
     "run good.yaml --until pretrian": "no such stage: 'pretrian', did you mean "
     "'pretrain'? stages are generate",
-    "run good.yaml --force tokeniser": "this run has no such stage, did you mean "
-    "'tokenizer'? it has ingest",
-    "logs good.yaml tokenise": "no such stage: 'tokenise', did you mean 'tokenize'? "
-    "good.yaml has ingest",
+    "run good.yaml --force tokeniser": "--force: this run has no stage 'tokeniser', did "
+    "you mean 'tokenizer'? it has ingest",
+    "logs good.yaml tokenise": "good.yaml has no stage 'tokenise', did you mean "
+    "'tokenize'? it has ingest",
     "run good.yaml --until sft": "good.yaml has no stage 'sft'; it has ingest, "
     "tokenizer",
-    "run good.yaml --force nosuch": "--force nosuch: this run has no such stage",
+    "run good.yaml --force nosuch": "--force: this run has no stage 'nosuch'; it has",
     "run good.yaml --json": "--json is only valid with --dry-run",
     "stage nosuch good.yaml": "no such stage: 'nosuch'",
     "stage good.yaml ingest": "no such stage: 'good.yaml'",
@@ -178,7 +178,7 @@ ANSWERS = {
     "add it",
     "plan good.yaml --sample-mb 3": "--sample-mb: only valid with --predict",
     "plan data.yaml --gpus 8": "data.yaml has no `pretrain:` section",
-    "logs good.yaml nosuch": "no such stage: 'nosuch'; good.yaml has ingest",
+    "logs good.yaml nosuch": "good.yaml has no stage 'nosuch'; it has ingest",
     "logs good.yaml ingest": "ingest",
     "logs good.yaml ingest --attempt 7": "ingest",
     "logs good.yaml --attempt 0": "greater than or equal to 1",
@@ -242,8 +242,8 @@ ANSWERS = {
     "the manifest",
     "try json:loads --on absent": "absent does not exist",
     "try json:loads --on broken.jsonl": "no row of",
-    "try json:loads --on b --manifest good.yaml": "good.yaml has no such source of "
-    "documents; it has a",
+    "try json:loads --on b --manifest good.yaml": "--on: good.yaml has no source of "
+    "documents 'b'; it has a",
     "try json:loads --on a.txt --documents 0": "greater than or equal to 1",
     "try json:loads --on a.txt --with x": "--with 'x': write --with NAME=VALUE",
     "try json:loads --on a.txt --min text=1": "'text' has another meaning for "
@@ -323,7 +323,7 @@ ANSWERS = {
     "`mix:` and `pretrain:` sections",
     "serve --limit 0": "greater than or equal to 1",
     "up --port 70000": "less than or equal to 65534",
-    "bench nosuch": "no such area: nosuch; areas are dataprep, models",
+    "bench nosuch": "no such area: 'nosuch'; areas are dataprep, models",
     "bench dataprep --points 3": "--points belongs to the area chaos",
     "bench dataprep --markdown bare": "--markdown bare is a folder",
     "bench chaos --folder a-file --points 1": "a-file/project/web: not a directory",
