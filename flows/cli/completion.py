@@ -6,8 +6,8 @@ the shell waits for it. `gristmill --install-completion` sets up a shell.
 
 from __future__ import annotations
 
+import glob
 import os
-from pathlib import Path
 
 
 def complete_manifest(incomplete: str) -> list[str]:
@@ -20,23 +20,12 @@ def complete_manifest(incomplete: str) -> list[str]:
     if incomplete:
         names = [DEMO, *(PREFIX + recipe for recipe in recipe_names())]
         named_manifests = [name for name in names if name.startswith(incomplete)]
-    folder, _, prefix = incomplete.rpartition("/")
-    folder_path = Path(f"{folder}/" if folder or incomplete.startswith("/") else ".")
-    try:
-        entries = sorted(os.scandir(folder_path), key=lambda entry: entry.name)
-    except OSError:
-        return named_manifests
-    folder_prefix = incomplete[: len(incomplete) - len(prefix)]
     completions = []
-    for entry in entries:
-        if not entry.name.startswith(prefix) or (
-            entry.name.startswith(".") and not prefix
-        ):
-            continue
-        if entry.is_dir():
-            completions.append(f"{folder_prefix}{entry.name}/")
-        elif entry.name.endswith((".yaml", ".yml")):
-            completions.append(folder_prefix + entry.name)
+    for path in sorted(glob.glob(f"{glob.escape(incomplete)}*")):
+        if os.path.isdir(path):
+            completions.append(f"{path}/")
+        elif path.endswith((".yaml", ".yml")):
+            completions.append(path)
     return completions + named_manifests
 
 
