@@ -220,7 +220,7 @@ def linked_pairs(texts: Sequence[str]) -> set[Pair]:
     documents = np.repeat(np.arange(len(texts)), SECTION.bands)
     pairs = candidate_pairs(
         keys.ravel(), documents, documents.astype(np.uint64), documents, len(texts)
-    ).pairs
+    )
     return {
         _pair(a, b)
         for a, b in pairs[

@@ -15,12 +15,11 @@ text is compared with an older one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -73,73 +72,13 @@ pairs.
 """
 
 
-class Bucket(NamedTuple):
-    """Bucket with more than LARGEST_BUCKET texts.
-
-    Attributes:
-        key: the key that its documents share.
-        size: number of different texts.
-        example: the document with the smallest id among those whose text has the
-            smallest digest.
-    """
-
-    key: int
-    size: int
-    example: int
-
-
-class FoundBuckets(TypedDict):
-    """Result of a candidate task: oversized buckets of its partition.
-
-    Attributes:
-        oversized: their number.
-        largest: fields of the largest `Bucket`s.
-    """
-
-    oversized: int
-    largest: Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class OversizedBucket:
-    """Large bucket, with an example document.
-
-    Attributes:
-        size: number of different texts.
-        key: 16 hexadecimal digits.
-        band: number of the MinHash band.
-        id: of the example, in hexadecimal digits.
-        locator: of the example.
-    """
-
-    size: int
-    key: str
-    band: int
-    id: str
-    locator: str
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Candidate pairs from the keys of one partition.
-
-    Attributes:
-        pairs: int64 of shape (m, 2), distinct and ascending; in a pair the new document
-            is first, of two new documents the one with the smaller id.
-        oversized: the buckets without all of their pairs.
-    """
-
-    pairs: np.ndarray
-    oversized: list[Bucket]
-
-
 def candidate_pairs(
     keys: np.ndarray,
     documents: np.ndarray,
     texts: np.ndarray,
     ranks: np.ndarray,
     num_new: int,
-) -> Candidates:
+) -> np.ndarray:
     """Pair documents with equal keys, except two old documents.
 
     The pairs depend only on keys, texts and the order of the ids.
@@ -149,6 +88,10 @@ def candidate_pairs(
             rank of the id.
         documents: int64 of shape (n,).
         num_new: documents from this number on are old.
+
+    Returns:
+        int64 of shape (m, 2), distinct and ascending; in a pair the new document is
+        first, of two new documents the one with the smaller id.
     """
     is_new = documents < num_new
     order = sort_rows(keys, texts, is_new, ranks)
@@ -167,17 +110,11 @@ def candidate_pairs(
             *(column[representatives] for column in (keys, is_new, texts)),
         )
     ]
-    pairs, oversized, sizes = _pairs_in_buckets(keys[representatives])
-    pairs = np.concatenate([copies, representatives[pairs]])
+    pairs = representatives[_pairs_in_buckets(keys[representatives])]
+    pairs = np.concatenate([copies, pairs])
     pairs = pairs[is_new[pairs].any(axis=1)]
     new_first = np.lexsort((documents[pairs], ranks[pairs], ~is_new[pairs]), axis=1)
-    pairs = documents[np.take_along_axis(pairs, new_first, axis=1)]
-    examples = representatives[oversized]
-    columns = (keys[examples], sizes, documents[examples])
-    return Candidates(
-        distinct_pairs(pairs),
-        [Bucket(*row) for row in zip(*(column.tolist() for column in columns))],
-    )
+    return distinct_pairs(documents[np.take_along_axis(pairs, new_first, axis=1)])
 
 
 def shared_keys(keys: np.ndarray) -> np.ndarray:
@@ -192,9 +129,9 @@ def shared_keys(keys: np.ndarray) -> np.ndarray:
     return order[shared]
 
 
-def _pairs_in_buckets(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs of positions with equal keys (sorted); and the beginnings and sizes of the
-    oversized buckets.
+def _pairs_in_buckets(keys: np.ndarray) -> np.ndarray:
+    """Pairs of positions with equal keys (sorted); in a bucket of more than
+    LARGEST_BUCKET positions only those of neighbours and with the first one.
     """
     starts = group_starts(keys)
     sizes = np.diff(np.append(starts, len(keys)))
@@ -205,13 +142,12 @@ def _pairs_in_buckets(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
         parts.append(
             np.stack([members[:, first], members[:, second]], axis=-1).reshape(-1, 2)
         )
-    oversized = starts[sizes > LARGEST_BUCKET]
-    sizes = sizes[sizes > LARGEST_BUCKET]
-    for start, size in zip(oversized, sizes):
+    is_large = sizes > LARGEST_BUCKET
+    for start, size in zip(starts[is_large], sizes[is_large]):
         members = start + np.arange(size)
         parts.append(np.stack([np.full(size - 1, start), members[1:]], axis=1))
         parts.append(np.stack([members[:-1], members[1:]], axis=1))
-    return np.concatenate(parts), oversized, sizes
+    return np.concatenate(parts)
 
 
 BYTES_PER_BATCH = 64_000_000
@@ -229,7 +165,6 @@ BYTES_PER_SKETCH = 256
 """Approximate size of a sketch without its shingles."""
 NAMED = pa.schema([("id", pa.binary(ID_BYTES)), ("locator", pa.string())])
 """Columns that identify an older document."""
-LARGEST_BUCKETS = 10
 EXACT, URL, NEAR, CHAINED = (
     "exact_duplicate",
     "url_duplicate",
@@ -265,39 +200,31 @@ class Comparison(NamedTuple):
 
 def find_candidates(
     task: PartitionTask, plan: DedupPlan, keys: Shuffled
-) -> Sending[FoundBuckets]:
+) -> Sending[dict[str, int]]:
     """Pair the documents that share a key of one partition, and send each pair to the
     partition of its first document.
 
     Sends one run of pairs at a time and, to the shards of the documents, the partitions
     that need their sketches.
     """
-    buckets: list[Bucket] = []
-    oversized = 0
     for run in key_runs(keys, task.payload["partition"]):
-        candidates = candidate_pairs(
+        pairs = candidate_pairs(
             run["key"],
             run["document"],
             run["text"],
             run["rank"],
             plan.numbering.num_new,
         )
-        partitions = (
-            candidates.pairs[:, 0]
-            * plan.num_partitions
-            // max(plan.numbering.num_new, 1)
-        )
-        yield Sent(PAIRS, pairs_table(candidates.pairs), partitions)
+        partitions = pairs[:, 0] * plan.num_partitions // max(plan.numbering.num_new, 1)
+        yield Sent(PAIRS, pairs_table(pairs), partitions)
         if plan.sends_sketches:
             requests = distinct_pairs(
-                np.stack([candidates.pairs.ravel(), np.repeat(partitions, 2)], axis=1)
+                np.stack([pairs.ravel(), np.repeat(partitions, 2)], axis=1)
             )
             yield Sent(
                 WANTED, pairs_table(requests), plan.numbering.shards_of(requests[:, 0])
             )
-        oversized += len(candidates.oversized)
-        buckets = largest_buckets([*buckets, *candidates.oversized])
-    return Done([], {"oversized": oversized, "largest": buckets})
+    return Done()
 
 
 def fetch(task: ShardTask, plan: DedupPlan, wanted: Shuffled) -> Sending:
@@ -371,35 +298,6 @@ def cut_runs(costs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         [[0], np.flatnonzero(np.diff(number)) + 1, alone, alone + 1, [len(costs)]]
     )
     yield from pairwise(np.unique(begins).tolist())
-
-
-def largest_buckets(buckets: Iterable[Bucket]) -> list[Bucket]:
-    """Select the LARGEST_BUCKETS largest buckets; ties are sorted by key."""
-    return sorted(buckets, key=lambda bucket: (-bucket.size, bucket.key))[
-        :LARGEST_BUCKETS
-    ]
-
-
-def describe_buckets(
-    plan: DedupPlan, buckets: Iterable[Bucket]
-) -> list[OversizedBucket]:
-    """Describe buckets for the summary."""
-    described = []
-    source = ShardSketches(plan.work, plan.numbering)
-    for bucket in buckets:
-        example = np.array([bucket.example])
-        (document,) = load_columns(source, example, ["id", "locator"]).to_pylist()
-        bands = load_sketches(source, example).bands[0]
-        described.append(
-            OversizedBucket(
-                size=bucket.size,
-                key=f"{bucket.key:016x}",
-                band=int(np.argmax(bands == bucket.key)),
-                id=document["id"].hex(),
-                locator=document["locator"],
-            )
-        )
-    return described
 
 
 def verify(

@@ -180,15 +180,14 @@ def count_star_partitions(num_links: int) -> int:
 
 def find_components(
     plan: DedupPlan, links: Sequence[str], num_partitions: int, context: Context
-) -> tuple[int, Shuffled, int]:
+) -> tuple[Shuffled, int]:
     """Label every linked document with the smallest document number of its cluster.
 
     Args:
         links: names of the files of links.
 
     Returns:
-        the number of rounds, the labels by shard (see `labels_of`), and the number of
-        labels.
+        the labels by shard (see `labels_of`), and the number of labels.
     """
     tasks = partition_tasks(num_partitions)
     rounds = 0
@@ -218,7 +217,7 @@ def find_components(
     labelled, labels = run(
         LABELS, partial(label, plan=plan, edges=edges), plan.numbering.num_new_shards
     )
-    return rounds, labels, sum(result["labels"] for result in labelled)
+    return labels, sum(result["labels"] for result in labelled)
 
 
 def contract(

@@ -38,13 +38,8 @@ from gristmill.dataprep.dedup.candidate_pairs import (
     MATCHES,
     PAIRS,
     WANTED,
-    Bucket,
-    FoundBuckets,
-    OversizedBucket,
-    describe_buckets,
     fetch,
     find_candidates,
-    largest_buckets,
     verify,
 )
 from gristmill.dataprep.dedup.clusters import parse_keep
@@ -134,19 +129,6 @@ class AgainstIndex:
 
 
 @dataclass(frozen=True)
-class OversizedBuckets:
-    """Buckets of so many different texts that not all pairs were compared.
-
-    Attributes:
-        number: of buckets.
-        largest: of these.
-    """
-
-    number: int
-    largest: Sequence[OversizedBucket]
-
-
-@dataclass(frozen=True)
 class DedupSummary:
     """Summary of a deduplication.
 
@@ -158,8 +140,6 @@ class DedupSummary:
         largest_clusters: of `clusters`.
         candidate_pairs: compared pairs of documents.
         linked_pairs: pairs of duplicates.
-        oversized_buckets: see there.
-        star_rounds: rounds until all clusters were connected.
         against: the indexes of older documents.
         index: name of the written index.
     """
@@ -171,8 +151,6 @@ class DedupSummary:
     largest_clusters: Sequence[Cluster]
     candidate_pairs: int
     linked_pairs: int
-    oversized_buckets: OversizedBuckets
-    star_rounds: int
     against: Sequence[AgainstIndex]
     index: str | None
 
@@ -241,7 +219,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         context,
         {KEYS: plan.num_partitions},
     )
-    candidates, pairs, sketches = _find_pairs(plan, sketched[KEYS], context)
+    pairs, sketches = _find_pairs(plan, sketched[KEYS], context)
     verify_pairs = partial(verify, plan=plan, pairs=pairs, sketches=sketches)
     verified, checked = run_shuffle(
         "verify", partitions, verify_pairs, context, {MATCHES: len(shards)}
@@ -249,7 +227,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
     links = run_names(partitions, (result["runs"] for result in verified))
     totals = add_counts(verified)
     num_partitions = count_star_partitions(totals["linked"])
-    rounds, labels, labelled = find_components(plan, links, num_partitions, context)
+    labels, labelled = find_components(plan, links, num_partitions, context)
     tasks = partition_tasks(count_member_partitions(labelled + totals["matched"]))
     gather_labelled = partial(
         gather_members,
@@ -288,9 +266,6 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
             "what makes such pages alike first (largest_clusters)"
         )
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
-    buckets = largest_buckets(
-        Bucket(*bucket) for result in candidates for bucket in result["largest"]
-    )
     index = None
     if section.index:
         documents = sum(result["indexed"] for result in applied)
@@ -306,11 +281,6 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         ),
         candidate_pairs=totals["candidates"],
         linked_pairs=totals["linked"],
-        oversized_buckets=OversizedBuckets(
-            sum(result["oversized"] for result in candidates),
-            describe_buckets(plan, buckets),
-        ),
-        star_rounds=rounds,
         against=[AgainstIndex(index.name, index.documents) for index in plan.indexes],
         index=index,
     )
@@ -318,19 +288,17 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
 
 def _find_pairs(
     plan: DedupPlan, keys: Shuffled, context: Context
-) -> tuple[list[FoundBuckets], Shuffled, Shuffled | None]:
-    """Results of the candidate tasks, the pairs, and the sketches of the pairs if
-    sketches are sent.
-    """
+) -> tuple[Shuffled, Shuffled | None]:
+    """Candidate pairs, and the sketches of the pairs if sketches are sent."""
     tasks = [
         Task(shard, OfShard(shard=number))
         for number, shard in enumerate(plan.numbering.shards)
     ]
     streams = {PAIRS: plan.num_partitions, WANTED: len(tasks)}
     find = partial(find_candidates, plan=plan, keys=keys)
-    results, sent = run_shuffle("candidates", plan.partitions(), find, context, streams)
+    _, sent = run_shuffle("candidates", plan.partitions(), find, context, streams)
     if sent[WANTED].is_nothing:
-        return results, sent[PAIRS], None
+        return sent[PAIRS], None
     _, fetched = run_shuffle(
         "fetch",
         tasks,
@@ -338,7 +306,7 @@ def _find_pairs(
         context,
         {FETCHED: plan.num_partitions},
     )
-    return results, sent[PAIRS], fetched[FETCHED]
+    return sent[PAIRS], fetched[FETCHED]
 
 
 def make_plan(inputs: Inputs, section: Dedup, out: Path, context: Context) -> DedupPlan:

@@ -332,9 +332,7 @@ def find_duplicates(texts: pa.Array) -> Duplicates:
     ]
     numbers = np.repeat(np.arange(len(distinct)), section.bands)
     unsigned = numbers.astype(np.uint64)
-    pairs = candidate_pairs(
-        bands.ravel(), numbers, unsigned, unsigned, len(distinct)
-    ).pairs
+    pairs = candidate_pairs(bands.ravel(), numbers, unsigned, unsigned, len(distinct))
     sets = shingle_sets(texts.take(pa.array(distinct)), section.ngram)
     pairs = pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= section.threshold]
     lengths = np.asarray(sketches["length"])[distinct]

@@ -40,7 +40,7 @@ numbers = st.integers(0, 12)
 
 def pair_up(
     rows: list[tuple[int, int, int]], num_new: int = 10**9
-) -> tuple[set[tuple[int, int]], list[int]]:
+) -> set[tuple[int, int]]:
     columns = np.array(rows, np.int64).reshape(-1, 3)
     keys, documents, texts = (
         columns[:, 0].astype(np.uint64),
@@ -48,9 +48,9 @@ def pair_up(
         columns[:, 2].astype(np.uint64),
     )
     candidates = candidate_pairs(keys, documents, texts, documents, num_new)
-    pairs = [(int(a), int(b)) for a, b in candidates.pairs]
+    pairs = [(int(a), int(b)) for a, b in candidates]
     assert pairs == sorted(set(pairs))
-    return set(pairs), [bucket.size for bucket in candidates.oversized]
+    return set(pairs)
 
 
 @given(
@@ -62,10 +62,9 @@ def test_small_buckets_pair_all_texts_and_join_copies(
 ) -> None:
     # two documents share a text
     rows = [(key, document, document // 2) for key, document in set(entries)]
-    pairs, oversized = pair_up(rows)
+    pairs = pair_up(rows)
     shuffle.shuffle(rows)
-    assert pair_up(rows) == (pairs, oversized)
-    assert oversized == []
+    assert pair_up(rows) == pairs
     expected = set()
     for key in {key for key, _, _ in rows}:
         texts: dict[int, list[int]] = {}
@@ -84,21 +83,18 @@ def test_small_buckets_pair_all_texts_and_join_copies(
 @pytest.mark.parametrize("size", [LARGEST_BUCKET, LARGEST_BUCKET + 1, 5000])
 def test_a_bucket_never_costs_the_square_of_its_size(size: int) -> None:
     texts = random.Random(size).sample(range(10**6), size)
-    pairs, oversized = pair_up(
-        [(7, document, text) for document, text in enumerate(texts)]
-    )
+    pairs = pair_up([(7, document, text) for document, text in enumerate(texts)])
     if size <= LARGEST_BUCKET:
-        assert (len(pairs), oversized) == (size * (size - 1) // 2, [])
+        assert len(pairs) == size * (size - 1) // 2
         return
-    assert (len(pairs), oversized) == (2 * (size - 1) - 1, [size])
+    assert len(pairs) == 2 * (size - 1) - 1
     assert forest(np.array(sorted(pairs))).tolist() == [
         [document, 0] for document in range(1, size)
     ]
 
 
 def test_copies_of_one_text_count_once_towards_bucket_size() -> None:
-    pairs, oversized = pair_up([(7, document, 1) for document in range(1000)])
-    assert (len(pairs), oversized) == (999, [])
+    assert len(pair_up([(7, document, 1) for document in range(1000)])) == 999
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=40), st.integers(0, 12))
@@ -106,13 +102,12 @@ def test_older_documents_are_paired_only_with_new_ones(
     entries: list[tuple[int, int]], num_new: int
 ) -> None:
     rows = [(key, document, document) for key, document in set(entries)]
-    pairs, _ = pair_up(rows, num_new)
-    every_pair, _ = pair_up(rows)
+    pairs, every_pair = pair_up(rows, num_new), pair_up(rows)
     assert pairs == {(first, second) for first, second in every_pair if first < num_new}
 
 
 def test_each_new_copy_is_paired_with_the_older_document() -> None:
-    assert pair_up([(7, document, 1) for document in range(4)], 3)[0] == {
+    assert pair_up([(7, document, 1) for document in range(4)], 3) == {
         (0, 3),
         (1, 3),
         (2, 3),
@@ -121,10 +116,7 @@ def test_each_new_copy_is_paired_with_the_older_document() -> None:
 
 def test_large_bucket_pairs_every_new_text_with_an_older_one() -> None:
     texts = random.Random(2).sample(range(10**6), 100)
-    pairs, oversized = pair_up(
-        [(7, document, text) for document, text in enumerate(texts)], 97
-    )
-    assert oversized == [100]
+    pairs = pair_up([(7, document, text) for document, text in enumerate(texts)], 97)
     first_old = min(range(97, 100), key=lambda document: texts[document])
     assert {new for new, old in pairs if old == first_old} == set(range(97))
 
@@ -206,8 +198,8 @@ def test_pairs_do_not_depend_on_document_numbers(
     shuffled = np.argsort(
         np.argsort([(0 if at < num_new else 100) + renumbered[at] for at in range(13)])
     )
-    before = candidate_pairs(keys, documents, texts, documents, num_new).pairs
-    after = candidate_pairs(keys, shuffled[documents], texts, documents, num_new).pairs
+    before = candidate_pairs(keys, documents, texts, documents, num_new)
+    after = candidate_pairs(keys, shuffled[documents], texts, documents, num_new)
     assert {tuple(pair) for pair in shuffled[before].tolist()} == {
         tuple(pair) for pair in after.tolist()
     }
