@@ -156,14 +156,12 @@ class SetReport:
     Attributes:
         items: number of items.
         checked: items with counted n-grams.
-        too_short: items without.
         contaminated: items of documents above the thresholds.
         contaminated_share: of the checked items.
     """
 
     items: int
     checked: int
-    too_short: int
     contaminated: int
     contaminated_share: float
 
@@ -193,7 +191,6 @@ def report_sets(
         report[name] = SetReport(
             total,
             num_checked,
-            total - num_checked,
             num_contaminated,
             num_contaminated / max(num_checked, 1),
         )
@@ -239,7 +236,6 @@ class DecontaminationSummary:
         matches: the worst matches: rows of MATCH_SCHEMA.
         ngrams: number of distinct n-grams of the items.
         frequent_ngrams: of these, those in too many documents to be evidence.
-        template_ngrams: of these, those in too many items.
         bytes_cut: size of the cut passages.
     """
 
@@ -248,7 +244,6 @@ class DecontaminationSummary:
     matches: Sequence[Mapping[str, object]]
     ngrams: int
     frequent_ngrams: int
-    template_ngrams: int
     bytes_cut: int
 
 
@@ -313,7 +308,6 @@ def run(
         shown_matches(matches),
         index.num_ngrams,
         int(frequent.sum()),
-        index.num_templates(),
         sum(result["bytes_cut"] for result in results),
     )
 

@@ -283,10 +283,6 @@ class NgramIndex(NamedTuple):
         """Number of distinct n-grams, including templates."""
         return len(self.ngram_begins)
 
-    def num_templates(self) -> int:
-        """Number of distinct n-grams that are in too many places to search for."""
-        return int((np.diff(self.place_offsets) > MOST_PLACES).sum())
-
 
 class Hits(NamedTuple):
     """Occurrences of the index's n-grams in n texts, unordered within a text.

@@ -95,21 +95,6 @@ TWIN_COLUMNS = [
 
 
 @dataclass(frozen=True)
-class KMeans:
-    """Clusters of k-means.
-
-    Attributes:
-        clusters: their number.
-        sample: documents that they were learned from.
-        largest: documents in the largest one.
-    """
-
-    clusters: int
-    sample: int
-    largest: int
-
-
-@dataclass(frozen=True)
 class SemanticSummary:
     """Summary of the deduplication by meaning.
 
@@ -117,14 +102,12 @@ class SemanticSummary:
         counts: documents by outcome.
         clusters: survivors that represent two documents or more.
         largest_clusters: of `clusters`.
-        kmeans: clusters of the vectors.
         reader: the model, and the amount of text that it read.
     """
 
     counts: Counts
     clusters: int
     largest_clusters: Sequence[Cluster]
-    kmeans: KMeans
     reader: Reader
 
 
@@ -133,12 +116,10 @@ class Decided(TypedDict):
 
     Attributes:
         clusters: survivors that represent two documents or more.
-        largest: documents in the largest k-means cluster.
     """
 
     clusters: int
     largest_clusters: list[Cluster]
-    largest: int
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> SemanticSummary:
@@ -172,7 +153,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Semantic
     embedded, sent = run_shuffle(
         "embed", shards, partial(embed, plan=plan), context, {SAMPLE: 1}
     )
-    (fitted,) = run_tasks(
+    run_tasks(
         "fit",
         [Task("centroids")],
         partial(fit, plan=plan, sample=sent[SAMPLE]),
@@ -208,14 +189,12 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Semantic
     )
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
-    largest = max((result["largest"] for result in decided), default=0)
     return SemanticSummary(
         counts,
         sum(result["clusters"] for result in decided),
         largest_clusters(
             [cluster for result in decided for cluster in result["largest_clusters"]]
         ),
-        KMeans(fitted["clusters"], fitted["sample"], largest),
         describe_reader(section.model, plan.sha256, embedded),
     )
 
@@ -254,7 +233,7 @@ def decide(
     num_ranges: int,
 ) -> Sending[Decided]:
     """Choose the survivors of every cluster of one partition, one cluster at a time."""
-    counted = Decided(clusters=0, largest_clusters=[], largest=0)
+    counted = Decided(clusters=0, largest_clusters=[])
     for centroid in range(
         task.payload["partition"],
         0 if members.is_nothing else plan.clusters,
@@ -271,7 +250,6 @@ def decide(
         counted["largest_clusters"] = largest_clusters(
             [*counted["largest_clusters"], *as_clusters(survivors)]
         )
-        counted["largest"] = max(counted["largest"], len(decisions))
     return Done([], counted)
 
 

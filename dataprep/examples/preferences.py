@@ -248,7 +248,6 @@ class Audit:
         near_identical: pairs whose answers differ only in case and whitespace.
         longer_chosen: share of pairs in which the longer answer is preferred, with ties
             counted half; None without pairs.
-        mean_characters: of the answers `chosen` and `rejected`.
         same_answers: records quarantined because their answers are equal.
         leaks: of each evaluation set its `items`, those that are `leaked`, and the
             `texts` that hold one; None if not searched.
@@ -260,7 +259,6 @@ class Audit:
     contradictions: int
     near_identical: int
     longer_chosen: float | None
-    mean_characters: Mapping[str, float]
     same_answers: int = 0
     leaks: Mapping[str, Mapping[str, int]] | None = None
 
@@ -280,7 +278,6 @@ def audit(
     lengths = lengths.reshape(-1, 2)
     distinct = set(keys)
     preference = np.sign(lengths[:, 0] - lengths[:, 1])
-    means = lengths.mean(axis=0).tolist() if texts else (0.0, 0.0)
     return Audit(
         pairs=len(keys),
         prompts=len({prompt for prompt, _, _ in keys}),
@@ -291,7 +288,6 @@ def audit(
         ),
         near_identical=sum(chosen == rejected for _, chosen, rejected in keys),
         longer_chosen=float((1 + preference).mean() / 2) if keys else None,
-        mean_characters=dict(zip(("chosen", "rejected"), means, strict=True)),
         same_answers=same_answers,
         leaks=leaks,
     )

@@ -97,7 +97,6 @@ class SourceReport:
     Attributes:
         path: as in the manifest.
         files: number of files.
-        input_bytes: their size.
         shards: number of document shards.
         skipped: items that are not documents, by kind.
         replaced: number of `records` with invalid bytes, and of their `places`.
@@ -106,7 +105,6 @@ class SourceReport:
 
     path: str
     files: int
-    input_bytes: int
     shards: int
     skipped: Mapping[str, int]
     replaced: Mapping[str, int]
@@ -262,7 +260,6 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
             name: SourceReport(
                 path=source.path,
                 files=len(listings[name].files),
-                input_bytes=sum(file.size for file in listings[name].files),
                 shards=totals[name]["shards"] - emptied.get(name, 0),
                 skipped=totals[name]["skipped"],
                 replaced=totals[name]["replaced"],

@@ -192,14 +192,11 @@ def read_sample(sample: Shuffled) -> pa.Table:
     return sample.read(0).sort_by("id")
 
 
-def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done[dict[str, int]]:
+def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
     """Learn the centroids from the sample, sorted by id."""
     vectors = unpack_vectors(read_sample(sample)["vector"])
-    centroids = fit_centroids(vectors, plan.clusters, plan.section.seed)
-    write_centroids(plan.out, centroids)
-    return Done(
-        [plan.out / CENTROIDS], {"clusters": len(centroids), "sample": len(vectors)}
-    )
+    write_centroids(plan.out, fit_centroids(vectors, plan.clusters, plan.section.seed))
+    return Done([plan.out / CENTROIDS])
 
 
 def write_centroids(out: Path, centroids: np.ndarray) -> None:

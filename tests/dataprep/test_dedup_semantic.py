@@ -374,7 +374,7 @@ def test_kept_documents_differ_and_dropped_ones_resemble_their_survivor(
         {"model": words_model, "threshold": STATIC_THRESHOLD, "clusters": 3},
     )
     rows = rows_by_id(out)
-    assert summary.kmeans.clusters == 3
+    assert len(np.load(out / "centroids.npy")) == 3
     vectors = {}
     for path in (out / "vectors").iterdir():
         table = pq.read_table(path)

@@ -174,7 +174,7 @@ def test_text_of_every_item_is_a_template() -> None:
         for n in range(MOST_PLACES + 1)
     ]
     index = build_index(pa.array(parts, pa.large_string()), 5, 3)
-    assert index.num_templates() == 3
+    assert (np.diff(index.place_offsets) > MOST_PLACES).sum() == 3
     assert index.counted_words.tolist() == [len(parts[0].split()) - 3] * len(parts)
     assert len(find_ngrams(pa.array([template], pa.large_string()), index).text) == 0
     matches, _ = find_matches(

@@ -39,10 +39,6 @@ def test_duplicates_contradictions_and_length_are_counted() -> None:
         contradictions=3,
         near_identical=1,
         longer_chosen=(2 + 1 / 2) / 5,  # 2 longer, 2 shorter, and a tie
-        mean_characters={
-            "chosen": (11 + 12 + 5 + 4 + 2) / 5,
-            "rejected": (5 + 5 + 11 + 5 + 2) / 5,
-        },
     )
     assert audit([]).longer_chosen is None
 

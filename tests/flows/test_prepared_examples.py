@@ -251,7 +251,6 @@ def test_the_report_shows_every_number_of_the_audit() -> None:
         "near_identical": 13,
         "same_answers": 14,
         "longer_chosen": 0.615,
-        "mean_characters": {"chosen": 9.5, "rejected": 8.5},
         "leaks": {"quiz": {"items": 15, "leaked": 16, "texts": 17}},
     }
     page = html_of(preferences(facts_of_pairs(audit), "dpo_data"))
