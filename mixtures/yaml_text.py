@@ -5,7 +5,7 @@ mistakes.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,13 @@ def unknown_name(name: object, known: Iterable[object], lead: str = "there are")
     names = list(map(str, known))
     hint = did_you_mean(str(name), names) or ";"
     return f"{name!r}{hint} {lead} {', '.join(names) or 'none'}"
+
+
+def join_first(entries: Sequence[object], most: int = 8) -> str:
+    """Join the first entries: `3, 5 and 12 more`."""
+    listing = ", ".join(map(str, entries[:most]))
+    num_hidden = len(entries) - most
+    return f"{listing} and {num_hidden:,} more" if num_hidden > 0 else listing
 
 
 def read_yaml(path: Path) -> Any:

@@ -40,6 +40,7 @@ from gristmill.flows.authoring.page_text import (
     text_share,
 )
 from gristmill.mixtures.schema.sources import DocumentFiles
+from gristmill.mixtures.yaml_text import join_first
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200
@@ -252,11 +253,9 @@ def _look_at_files(
     text_name = text_field(rows)
     if text_name is None:
         names = sorted(map(str, rows[0]))
-        num_hidden = len(names) - SHOWN_FIELDS
-        more = f" and {num_hidden:,} others" if num_hidden > 0 else ""
         raise SourceError(
             f"source {name!r}: no field of {path} holds text; its fields are "
-            f"{', '.join(names[:SHOWN_FIELDS])}{more}; give a path whose rows have one"
+            f"{join_first(names, SHOWN_FIELDS)}; give a path whose rows have one"
         )
     texts = [
         value for row in rows if isinstance(value := _scalars(row).get(text_name), str)

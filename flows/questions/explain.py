@@ -41,13 +41,13 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.schema.sources import IMPORTED, INGEST
+from gristmill.mixtures.yaml_text import join_first
 from gristmill.tokenize.importing.token_sources import corpora, decoded_text
 
 Recipes = Mapping[str, Mapping[str, Any]]
 """Stage -> its recipe, as JSON."""
 KEPT = "kept"
 """Outcome of a document that no stage dropped."""
-SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3
 SHOWN_CHARS = 60
 EXCERPT_CHARS = 300
@@ -184,12 +184,10 @@ class MixtureUse:
         """Describe the use."""
         if self.use == "not drawn":
             return f"not drawn: {NOT_DRAWN.get(self.reason, self.reason)}"
-        rows = (
-            f"{self.pieces} pieces, {self.tokens} tokens, in rows {shorten(self.rows)}"
-        )
+        rows = f"{self.pieces} pieces, {self.tokens} tokens, in rows {join_first(self.rows)}"
         if self.use == "held out":
             return f"held out for validation: {rows}"
-        steps = f"steps {shorten(self.steps)}" if self.steps else "no step"
+        steps = f"steps {join_first(self.steps)}" if self.steps else "no step"
         return f"{rows}; read by {steps}"
 
 
@@ -264,7 +262,7 @@ class Explanation:
         table.add_row("outcome", self.outcome)
         for relation, ids in (("parents", self.parents), ("children", self.children)):
             if ids:
-                table.add_row(relation, shorten(ids))
+                table.add_row(relation, join_first(ids))
         console.print(table)
         if self.text:
             print_text(console, self.text)
@@ -586,11 +584,3 @@ def print_text(console: Console, pieces: Sequence[TextPiece]) -> None:
         title = f"the whole text; [-removed-] and {{+added+}} by {', '.join(stages)}"
     console.print(f"\n{title}", style="dim")
     console.print(marked, soft_wrap=True)
-
-
-def shorten(entries: Sequence[object]) -> str:
-    """Join the first few of many numbers or ids."""
-    listing = ", ".join(map(str, entries[:SHOWN_NUMBERS]))
-    if len(entries) <= SHOWN_NUMBERS:
-        return listing
-    return f"{listing} and {len(entries) - SHOWN_NUMBERS:,} more"

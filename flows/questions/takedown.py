@@ -52,7 +52,7 @@ from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.recipes.named_recipes import manifest_file
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.steps.examples import output_name
-from gristmill.mixtures.yaml_text import why_unreadable
+from gristmill.mixtures.yaml_text import join_first, why_unreadable
 from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.packed import PackedSet
 
@@ -296,11 +296,7 @@ def find_documents(
 
 def none_there(names: Sequence[str]) -> TakedownError:
     """Build the error for a list without any existing document."""
-    listing = ", ".join(names[:SHOWN_NAMES])
-    if len(names) == 1:
-        return TakedownError(f"there is no such document: {listing}")
-    more = " ..." if len(names) > SHOWN_NAMES else ""
-    return TakedownError(f"none of the {len(names)} documents exists: {listing}{more}")
+    return TakedownError(f"no such document exists: {join_first(names, SHOWN_NAMES)}")
 
 
 def near_duplicates(inputs: Inputs, documents: Iterable[bytes]) -> set[bytes]:

@@ -17,11 +17,11 @@ from gristmill.flows.questions.explain import (
     NOT_DRAWN,
     SHOWN_CHARS,
     Judgement,
-    shorten,
     shorten_text,
 )
 from gristmill.flows.questions.training_reads import Use
 from gristmill.flows.running.terminal import plain_console
+from gristmill.mixtures.yaml_text import join_first
 from gristmill.train.rl.rollout_tables import AnswerRow
 
 SHOWN_STEPS = 12
@@ -266,11 +266,11 @@ class DocumentTrace:
                 console.print(f"      {line}", style="dim")
         for relation, ids in (("parents", self.parents), ("children", self.children)):
             if ids:
-                console.print(Text.assemble((f"{relation}  ", "bold"), shorten(ids)))
+                console.print(Text.assemble((f"{relation}  ", "bold"), join_first(ids)))
         if not self.steps:
             return
         rows = [
-            (step.stage, step.step, step.use, shorten(step.rows))
+            (step.stage, step.step, step.use, join_first(step.rows))
             for step in self.steps[:SHOWN_STEPS]
         ]
         columns = {"stage": "", "step": "d", "": "", "rows": ""}
@@ -294,7 +294,7 @@ class DocumentTrace:
         if self.use == "held out":
             return (
                 f"held out, never trained: {self.tokens} tokens in validation "
-                f"rows {shorten(self.rows or [])}"
+                f"rows {join_first(self.rows or [])}"
             )
         if self.outcome not in (KEPT, "trained"):
             return f"{self.outcome}; no step reads it"
@@ -389,7 +389,7 @@ class TextTrace:
                 )
                 readers = "no step reads it"
                 if place.steps:
-                    numbers = shorten([step.step for step in place.steps])
+                    numbers = join_first([step.step for step in place.steps])
                     uses = " and ".join(sorted({step.use for step in place.steps}))
                     readers = f"{place.steps[0].stage} steps {numbers} {uses} it"
                 console.print(

@@ -30,6 +30,7 @@ from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.mixtures.manifest import Manifest, context_warnings
 from gristmill.mixtures.schema.pretrain import HOW_KEYS
 from gristmill.mixtures.user_code import code_in, is_code
+from gristmill.mixtures.yaml_text import join_first
 
 CONTINUABLE = (
     "steps",
@@ -208,10 +209,7 @@ def why_missing(session: Session, stage: str) -> str:
     parts = []
     for kind, sentences in differences(nearest, session.plan[stage]).items():
         if sentences:
-            listing = ", ".join(sentences[:MOST_CHANGES])
-            num_hidden = len(sentences) - MOST_CHANGES
-            more = f" and {num_hidden} more" if num_hidden > 0 else ""
-            parts.append(f"{kind} changed: {listing}{more}")
+            parts.append(f"{kind} changed: {join_first(sentences, MOST_CHANGES)}")
     return "; ".join(parts) or "what comes before it changes"
 
 

@@ -55,6 +55,7 @@ from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.loader import short_key
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.user_code import name_code
+from gristmill.mixtures.yaml_text import join_first
 
 Rules = Mapping[str, list[Rule]]
 """Stage -> its rules."""
@@ -551,10 +552,9 @@ def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
     columns = {"threshold": "", "fail": ",", "only it": ","}
     print_table(console, table({**columns, "looser": ">", "stricter": ">"}, rows))
     if idle:
-        more = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
         console.print(
             f"{len(idle)} more drop nothing, even with a bound that is a tenth "
-            f"stricter: {', '.join(idle[:MOST_IDLE])}{more}",
+            f"stricter: {join_first(idle, MOST_IDLE)}",
             style="dim",
         )
     console.print(

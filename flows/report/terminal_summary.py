@@ -38,6 +38,7 @@ from gristmill.flows.report.stage_summaries import (
 from gristmill.flows.report.training import EFFECT_COLUMNS, effect_rows, loss_rows
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.schema.sources import INGEST
+from gristmill.mixtures.yaml_text import join_first
 
 SAMPLE_CHARS = 240
 NOTED_FILES, NOTED_KINDS = 3, 5
@@ -89,15 +90,10 @@ def reading_note(facts: Facts) -> str:
     damaged = ingested.damaged
     if not damaged:
         return ""
-    files = ", ".join(
-        f"{file.file} (about {file.lost:,})" for file in damaged[:NOTED_FILES]
-    )
-    more = (
-        f" and {len(damaged) - NOTED_FILES} more" if len(damaged) > NOTED_FILES else ""
-    )
+    files = [f"{file.file} (about {file.lost:,})" for file in damaged]
     return (
         "files that could not be read to their end lost about "
-        f"{ingested.lost:,} records: {files}{more}"
+        f"{ingested.lost:,} records: {join_first(files, NOTED_FILES)}"
     )
 
 

@@ -30,6 +30,7 @@ from gristmill.flows.report.facts import Facts, gather_facts, ranked
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.report import MINUTE
 from gristmill.flows.running.session import Session
+from gristmill.mixtures.yaml_text import join_first
 
 SIZES = (
     (1_000_000_000, "less than 1 billion tokens"),
@@ -274,7 +275,4 @@ def _most_frequent(
         sizes[getattr(group, column) or NOT_RECORDED] += group.bytes
     total = sizes.total() or 1
     values = [f"{value} {size / total:.1%}" for value, size in ranked(sizes)]
-    num_hidden = len(values) - MOST_LANGUAGES
-    if num_hidden > 0:
-        values[MOST_LANGUAGES:] = [f"and {num_hidden} more"]
-    return ", ".join(values) or NOT_RECORDED
+    return join_first(values, MOST_LANGUAGES) or NOT_RECORDED

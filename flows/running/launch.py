@@ -22,6 +22,7 @@ from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.recorded_run import run_recorded
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
+from gristmill.mixtures.yaml_text import join_first
 
 STORE_ADVICE = {
     **dict.fromkeys(
@@ -117,13 +118,9 @@ def what_is_not_written(urls: Sequence[str], session: Session) -> str:
     """
     root = str(session.store.root).partition("://")[2]
     names = list(dict.fromkeys(url.partition(f"{root}/")[2] or url for url in urls))
-    more = len(names) - SHOWN_NAMES
-    names_text = ", ".join(names[:SHOWN_NAMES]) + (
-        f" and {more} more" if more > 0 else ""
-    )
     return mask_text(
         f"interrupted while the store {session.store.root} could not be reached; not "
-        f"written: {names_text}. Committed outputs stay; other hosts can take over "
+        f"written: {join_first(names, SHOWN_NAMES)}. Committed outputs stay; other hosts can take over "
         "unfinished stages after 90 s, this one at once. Once the store answers, "
         f"resume with: {session.command('run')}"
     )

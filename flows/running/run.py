@@ -46,6 +46,7 @@ from gristmill.flows.stages.plan import Node, Plan
 from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.schema.pretrain import HOW_KEYS
 from gristmill.mixtures.schema.sources import IMPORTED, INGEST
+from gristmill.mixtures.yaml_text import join_first
 
 logger = logging.getLogger("gristmill.run")
 
@@ -488,9 +489,8 @@ def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
         for name in {*new_files, *old_files}
         if new_files.get(name) != old_files.get(name)
     )
-    names = ", ".join(differing[:3]) + (" ..." if len(differing) > 3 else "")
     return replace(
         outcome,
-        note=f"differs from the output that it replaced in {names}; the old "
+        note=f"differs from the output that it replaced in {join_first(differing, 3)}; the old "
         f"output is in {replaced.path}",
     )

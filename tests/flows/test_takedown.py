@@ -118,7 +118,7 @@ def test_documents_are_found_by_url_in_metadata(
     assert find_document(inputs, "https://b.example/3") is None
     assert (
         str(none_there(["https://b.example/3"]))
-        == "there is no such document: https://b.example/3"
+        == "no such document exists: https://b.example/3"
     )
 
 

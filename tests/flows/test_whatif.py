@@ -189,4 +189,4 @@ def test_idle_thresholds_are_listed_up_to_a_limit(
     )
     output = " ".join(capsys.readouterr().out.split())
     assert f"{MOST_IDLE + 5} more drop nothing" in output
-    assert f"k{MOST_IDLE - 1}, and 5 others" in output
+    assert f"k{MOST_IDLE - 1} and 5 more" in output
