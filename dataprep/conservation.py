@@ -55,6 +55,11 @@ class QuarantineError(RuntimeError):
     """More records than allowed could not be processed."""
 
 
+def ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Names with their counts, the largest first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
 def add_counts(parts: Iterable[Tally]) -> Tally:
     """Add nested counts key by key."""
     total: Any = {}

@@ -28,6 +28,7 @@ from gristmill.dataprep.conservation import (
     Counts,
     check_conservation,
     check_quarantine,
+    ranked,
 )
 from gristmill.dataprep.examples import example_candidates as steps
 from gristmill.dataprep.examples.conversations import Example, Message, sft_example
@@ -453,9 +454,7 @@ class _SetWriter:
         check_conservation(counts, self.context.stage)
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
         if not made.records:
-            most_frequent = sorted(
-                made.dropped.items(), key=lambda item: (-item[1], item[0])
-            )[:SHOWN_REASONS]
+            most_frequent = ranked(made.dropped)[:SHOWN_REASONS]
             reasons = ", ".join(
                 f"{reason} {number:,}" for reason, number in most_frequent
             )

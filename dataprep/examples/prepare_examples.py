@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from gristmill.core.files import json_object, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import ConservationError, add_counts
+from gristmill.dataprep.conservation import ConservationError, add_counts, ranked
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, write_table
 from gristmill.dataprep.examples.conversations import Example, Message, said
 from gristmill.dataprep.examples.kept_examples import (
@@ -330,9 +330,7 @@ def check_set(kind: Kind, prepared: PreparedSet) -> None:
             f"but {accounted} are accounted for; nothing was committed"
         )
     if not prepared.kept:
-        most_frequent = sorted(
-            prepared.dropped.items(), key=lambda item: (-item[1], item[0])
-        )[:SHOWN_REASONS]
+        most_frequent = ranked(prepared.dropped)[:SHOWN_REASONS]
         reasons = ", ".join(f"{rule} {number}" for rule, number in most_frequent)
         raise ExamplesError(
             f"{prepared.path}: {kind}.prepare leaves none of its {prepared.records} "

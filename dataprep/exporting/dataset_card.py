@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 import yaml
 
+from gristmill.dataprep.conservation import ranked
 from gristmill.mixtures.schema.evaluation import Documents
 
 SIZES = (
@@ -185,10 +186,8 @@ def card(about: About, section: Documents, exported: Exported) -> str:
     )
 
     def reasons(dropped: Mapping[str, int]) -> str:
-        by_number = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
-        return (
-            ", ".join(f"{name} {number:,}" for name, number in by_number) or "nothing"
-        )
+        parts = [f"{name} {number:,}" for name, number in ranked(dropped)]
+        return ", ".join(parts) or "nothing"
 
     def setting(value: Any) -> str:
         text = (

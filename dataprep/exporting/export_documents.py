@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from gristmill.core.files import array_bytes, atomic_write, write_json, write_text
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import ConservationError
+from gristmill.dataprep.conservation import ConservationError, ranked
 from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.exporting.croissant import croissant
@@ -519,7 +519,7 @@ def _exported(
         sources=sources,
         funnel=funnel,
         measured=[column for _, column in corpus.measured.values()],
-        languages=dict(sorted(languages.items(), key=lambda item: (-item[1], item[0]))),
+        languages=dict(ranked(languages)),
         files=files,
         format=section.format,
         dropped=section.dropped,

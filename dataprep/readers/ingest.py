@@ -28,7 +28,13 @@ from typing import Any, NotRequired, TypedDict
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counts, SourceCounts, add_counts, balance
+from gristmill.dataprep.conservation import (
+    Counts,
+    SourceCounts,
+    add_counts,
+    balance,
+    ranked,
+)
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.readers.binary_formats import answers
 from gristmill.dataprep.readers.document_shards import (
@@ -527,10 +533,7 @@ def _reading_warnings(
     for name, total in totals.items():
         skipped = sum(total["skipped_candidates"].values())
         if skipped > total["read"]:
-            causes = sorted(
-                total["skipped_candidates"].items(),
-                key=lambda item: (-item[1], item[0]),
-            )[:SHOWN_CAUSES]
+            causes = ranked(total["skipped_candidates"])[:SHOWN_CAUSES]
             yield (
                 f"source {name!r}: {skipped:,} of {skipped + total['read']:,} "
                 "responses and members were skipped; most often: "

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.dataprep.conservation import ranked
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.document_numbers import count_rows
 from gristmill.dataprep.documents import QUARANTINE_REASON, column_names
@@ -49,7 +50,6 @@ from gristmill.flows.pages.page_elements import (
     Page,
     page_of,
 )
-from gristmill.flows.report.facts import ranked
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import decoded_text
 

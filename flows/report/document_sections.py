@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from gristmill.dataprep.conservation import ranked
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages import pictures
 from gristmill.flows.pages.page_elements import (
@@ -26,7 +27,6 @@ from gristmill.flows.pages.page_elements import (
 from gristmill.flows.report.facts import (
     Facts,
     eaten_sources,
-    ranked,
     top_reasons,
 )
 from gristmill.flows.report.stage_summaries import (

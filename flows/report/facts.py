@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from gristmill.core.files import read_json, read_json_lines
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
+from gristmill.dataprep.conservation import ranked
 from gristmill.dataprep.documents import read_annotations, shard_names
 from gristmill.flows.pages.page_elements import ByName
 from gristmill.flows.questions.find_documents import (
@@ -409,11 +410,6 @@ def top_reasons(
     """The rules that dropped most, quarantine among them."""
     reasons = {**dropped, "quarantined": quarantined} if quarantined else dropped
     return ranked(reasons)[:most]
-
-
-def ranked(counts: ByName[int]) -> list[tuple[str, int]]:
-    """Names with their counts, the largest first."""
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def training(folder: StageFolder) -> list[MetricsLine]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from gristmill.dataprep.conservation import ranked
 from gristmill.dataprep.documents import open_table, shard_names
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages.page_elements import table
@@ -20,7 +21,6 @@ from gristmill.flows.report.facts import (
     Facts,
     eaten_sources,
     gather_facts,
-    ranked,
     top_reasons,
 )
 from gristmill.flows.report.finetuning import prepared_table

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gristmill.dataprep.conservation import ranked
 from gristmill.flows.pages.page_elements import (
     Heading,
     Note,
@@ -26,7 +27,7 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.query import ask
-from gristmill.flows.report.facts import Facts, gather_facts, ranked
+from gristmill.flows.report.facts import Facts, gather_facts
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.report import MINUTE
 from gristmill.flows.running.session import Session

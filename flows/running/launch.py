@@ -120,9 +120,9 @@ def what_is_not_written(urls: Sequence[str], session: Session) -> str:
     names = list(dict.fromkeys(url.partition(f"{root}/")[2] or url for url in urls))
     return mask_text(
         f"interrupted while the store {session.store.root} could not be reached; not "
-        f"written: {join_first(names, SHOWN_NAMES)}. Committed outputs stay; other hosts can take over "
-        "unfinished stages after 90 s, this one at once. Once the store answers, "
-        f"resume with: {session.command('run')}"
+        f"written: {join_first(names, SHOWN_NAMES)}. Committed outputs stay; other "
+        "hosts can take over unfinished stages after 90 s, this one at once. Once the "
+        f"store answers, resume with: {session.command('run')}"
     )
 
 

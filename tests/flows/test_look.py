@@ -336,7 +336,7 @@ def test_source_without_text_is_rejected_with_a_short_message(tmp_path: Path) ->
     )
     result = CliRunner().invoke(app, ["look", str(tmp_path / "vocabulary.json")])
     assert result.exit_code == 2
-    assert "and 4,980 others; give a path" in " ".join(result.output.split())
+    assert "and 4,980 more; give a path" in " ".join(result.output.split())
     assert len(result.output) < 600
 
 
