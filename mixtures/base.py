@@ -272,18 +272,24 @@ def repeated(items: Sequence[Part]) -> Part | None:
     return None
 
 
-def in_circles(references: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the names that refer to each other in a cycle, or to such names.
+def dependency_order(
+    references: Mapping[str, Collection[str]],
+) -> tuple[list[str], list[str]]:
+    """Return the names, each after those that it refers to and otherwise in their
+    order; and the names that refer to each other in a cycle, or to such names.
 
     Args:
         references: name -> the names that it refers to.
     """
-    waiting = dict(references)
-    while ready := [
-        name
-        for name, targets in waiting.items()
-        if not any(target in waiting for target in targets)
-    ]:
-        for name in ready:
-            del waiting[name]
-    return list(waiting)
+    waiting, order = dict(references), list[str]()
+    while ready := next(
+        (
+            name
+            for name, targets in waiting.items()
+            if waiting.keys().isdisjoint(targets)
+        ),
+        None,
+    ):
+        order.append(ready)
+        del waiting[ready]
+    return order, list(waiting)

@@ -12,7 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gristmill.mixtures.base import Location, RawSection, entries, in_circles, inside
+from gristmill.mixtures.base import (
+    Location,
+    RawSection,
+    dependency_order,
+    entries,
+    inside,
+)
 from gristmill.mixtures.objectives.rl_tools import written_tool
 from gristmill.mixtures.objectives.span_objectives import (
     SENTINEL,
@@ -81,7 +87,7 @@ def contradictions(raw: RawSection) -> Iterator[tuple[Location, str]]:
     ):
         yield from find(raw)
     parents = _parents(raw)
-    circular = in_circles(parents)
+    circular = dependency_order(parents)[1]
     for name in circular:
         yield (
             ("sources", name, "generate", "parents"),

@@ -22,7 +22,7 @@ from gristmill.flows.stages.stage import (
     Configured,
     Stage,
 )
-from gristmill.mixtures.base import Judging, Recipe
+from gristmill.mixtures.base import Judging, Recipe, dependency_order
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.sources import INGEST
 
@@ -247,14 +247,9 @@ def _placed(manifest: Manifest) -> list[_Placed]:
             configure = partial(step_recipe, kind, section, manifest)
             waiting.append(_Placed(name, kind, tuple(before), configure, section))
             before.append(name)
-    placed: list[_Placed] = []
-    while waiting:
-        names = {entry.name for entry in waiting}
-        ready = next((entry for entry in waiting if not names & set(entry.needs)), None)
-        if ready is None:
-            raise ValueError(
-                f"the stages {', '.join(sorted(names))} need each other in a cycle"
-            )
-        waiting.remove(ready)
-        placed.append(ready)
-    return placed
+    order, circular = dependency_order({entry.name: entry.needs for entry in waiting})
+    if circular:
+        raise ValueError(
+            f"the stages {', '.join(sorted(circular))} need each other in a cycle"
+        )
+    return sorted(waiting, key=lambda entry: order.index(entry.name))

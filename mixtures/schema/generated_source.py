@@ -26,6 +26,7 @@ from gristmill.mixtures.base import (
     OutsidePath,
     Positive,
     Section,
+    dependency_order,
 )
 from gristmill.mixtures.schema.sources import MixedSource, Source, TokenSource
 from gristmill.mixtures.steps.asked_model import AskedModel
@@ -210,13 +211,6 @@ def generation_order(sources: dict[str, GeneratedSource]) -> list[str]:
     """Return the generated sources, each after those from which it is made; a valid
     manifest has no cycles.
     """
-    waiting, placed = dict(sources), list[str]()
-    while waiting:
-        ready = next(
-            name
-            for name, source in waiting.items()
-            if not any(parent in waiting for parent in source.generate.parents)
-        )
-        placed.append(ready)
-        del waiting[ready]
-    return placed
+    return dependency_order(
+        {name: source.generate.parents for name, source in sources.items()}
+    )[0]

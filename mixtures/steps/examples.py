@@ -24,8 +24,8 @@ from gristmill.mixtures.base import (
     Positive,
     RawSection,
     Section,
+    dependency_order,
     entries,
-    in_circles,
     inside,
     repeated,
 )
@@ -237,7 +237,7 @@ def made_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
                     (*place, "data", number, "path"),
                     f"no such set: {name!r}{hint} ({available})",
                 )
-    circular = in_circles(parents)
+    circular = dependency_order(parents)[1]
     for name in circular:
         yield (
             ("examples", name, "data"),
