@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gristmill.flows.questions.status import duration
 from gristmill.flows.running.events import StageProgress
 
 LINES_PER_SECOND = 5.0
@@ -38,7 +39,7 @@ class Pace:
 
     def describe(self, event: StageProgress, now: float) -> str:
         """Progress as text, e.g. `step 120 of 400, loss 3.214, 61,440 tokens, 2,048
-        tokens/s, 2:20 left`.
+        tokens/s, 2 m 20 s left`.
         """
         parts = [f"{event.done:,g} of {event.total:,g} {event.unit}"]
         if event.loss is not None:
@@ -59,20 +60,9 @@ class Pace:
                 else:
                     parts.append(f"{rate:,.3g} {event.unit}/s")
             if event.done < event.total:
-                parts.append(f"{clock((event.total - event.done) / rate)} left")
+                parts.append(f"{duration((event.total - event.done) / rate)} left")
         text = ", ".join(parts)
         return f"{self.job}: {text}" if self.job else text
-
-
-def clock(seconds: float) -> str:
-    """Duration as text: `0:42`, `12:05` or `3:07:00`."""
-    minutes, remainder = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours}:{minutes:02d}:{remainder:02d}"
-        if hours
-        else f"{minutes}:{remainder:02d}"
-    )
 
 
 @dataclass
