@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -74,26 +74,17 @@ class WholeSentences(TyperGroup):
         """Write the commands under the headings of their groups. The types of both
         arguments are private to Typer.
         """
-        commands = {}
-        for name in self.list_commands(ctx):
-            command = self.get_command(ctx, name)
-            if command and not command.hidden:
-                commands[name] = command
-        headings = {
-            heading: [name for name in group if name in commands]
-            for heading, group in GROUPS.items()
-        }
-        grouped_names = {name for group in GROUPS.values() for name in group}
-        headings["Commands"] = [name for name in commands if name not in grouped_names]
+        headings: Mapping[str, Iterable[str]] = GROUPS
+        if ctx.parent:
+            headings = {"Commands": self.commands}
         for heading, names in headings.items():
-            if names:
-                with formatter.section(heading):
-                    formatter.write_dl(
-                        [
-                            (name, commands[name].get_short_help_str(limit=1000))
-                            for name in names
-                        ]
-                    )
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [
+                        (name, self.commands[name].get_short_help_str(limit=1000))
+                        for name in names
+                    ]
+                )
 
 
 @contextmanager
