@@ -238,14 +238,3 @@ def fit_histograms(parts: Iterable[Histograms]) -> Histograms:
     return {
         name: fit_histogram(counted) for name, counted in add_histograms(parts).items()
     }
-
-
-def add_by_source(
-    parts: Iterable[Mapping[str, Histograms]],
-) -> dict[str, Histograms]:
-    """Add histograms by source and name; sources are sorted by name."""
-    sources = list(parts)
-    return {
-        source: add_histograms(part.get(source, {}) for part in sources)
-        for source in sorted(set().union(*sources))
-    }

@@ -204,24 +204,21 @@ def code_statistics(
 
 
 def measure(rows: pa.Table, section: Code) -> Columns:
-    """Measure the columns of the rule set `code` of n rows."""
-    paths = paths_of(rows["locator"], rows["metadata"], section.path_field)
-    return code_statistics(rows["text"], paths)
+    """Measure the columns of the rule set `code` of n rows; the path of a document is
+    its locator, or a key of its metadata.
+    """
+    paths = rows["locator"].to_pylist()
+    if section.path_field is not None:
+        paths = [
+            json.loads(item or "{}").get(section.path_field)
+            for item in rows["metadata"].to_pylist()
+        ]
+    return code_statistics(
+        rows["text"], [path if isinstance(path, str) else "" for path in paths]
+    )
 
 
 RULE_SET = RuleSet(measure, ("locator", "metadata"))
-
-
-def paths_of(
-    locators: pa.ChunkedArray, metadata: pa.ChunkedArray, path_field: str | None
-) -> list[str]:
-    """Return the path of every document: its locator, or a key of its metadata; "" if
-    that is absent or not a string.
-    """
-    if path_field is None:
-        return [locator or "" for locator in locators.to_pylist()]
-    paths = [json.loads(item or "{}").get(path_field) for item in metadata.to_pylist()]
-    return [path if isinstance(path, str) else "" for path in paths]
 
 
 def file_name(path: str) -> str:

@@ -25,7 +25,6 @@ from gristmill.dataprep.conservation import (
     Counts,
     Histograms,
     RuleCounts,
-    add_by_source,
     add_counts,
     add_histograms,
     balance,
@@ -119,7 +118,11 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> FilterSu
     tasks = shard_tasks(inputs["ingest"])
     process = partial(filter_shard, inputs=dict(inputs), section=section, out=out)
     results = run_tasks("filter", tasks, process, context)
-    by_source = add_by_source(result["histograms_by_source"] for result in results)
+    parts = [result["histograms_by_source"] for result in results]
+    by_source = {
+        source: add_histograms(part.get(source, {}) for part in parts)
+        for source in sorted(set().union(*parts))
+    }
     return FilterSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["rules"] for result in results),

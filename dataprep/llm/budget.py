@@ -42,11 +42,6 @@ def spending_on(answer: Completion) -> Spending:
     return Spending(1, answer["prompt_tokens"], answer["answer_tokens"])
 
 
-def most_spent(model: AskedModel, body: bytes) -> Spending:
-    """Upper bound of the cost of one request: a token has at least one byte."""
-    return Spending(1, len(body) + BESIDE_TOKENS, model.max_tokens)
-
-
 def exceeded(model: AskedModel, spending: Spending) -> str | None:
     """First key of the budget that a spending exceeds, or None."""
     values = {

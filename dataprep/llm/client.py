@@ -41,7 +41,12 @@ from gristmill.dataprep.llm.answer_store import (
     Settings,
     key_of,
 )
-from gristmill.dataprep.llm.budget import Spending, exceeded, most_spent, spending_on
+from gristmill.dataprep.llm.budget import (
+    BESIDE_TOKENS,
+    Spending,
+    exceeded,
+    spending_on,
+)
 from gristmill.dataprep.llm.local_endpoint import served
 from gristmill.dataprep.llm.prompting import (
     Answer,
@@ -422,7 +427,8 @@ class Asking:
         Raises:
             BudgetSpentError: the budget does not cover it, and no request is in flight.
         """
-        upper_bound = most_spent(self.model, body)
+        # a token has at least one byte
+        upper_bound = Spending(1, len(body) + BESIDE_TOKENS, self.model.max_tokens)
         while True:
             if self._ended is not None:
                 raise self._ended

@@ -27,8 +27,6 @@ from gristmill.dataprep.encoders.distil_classifier import (
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.quality.classifier import as_line, check_label, epochs_of, train
 from gristmill.dataprep.quality.labelled_examples import (
-    Examples,
-    Pool,
     choose_examples,
     open_pool,
 )
@@ -39,7 +37,7 @@ from gristmill.dataprep.quality.scorers import (
     make_measure,
 )
 from gristmill.dataprep.runners.tasks import Done, Result, Task, run_tasks
-from gristmill.mixtures.steps.quality import Classifier, Quality
+from gristmill.mixtures.steps.quality import Quality
 
 CLASSIFIER_FILE = "model.bin"
 HELD_OUT_FILE = "held_out.parquet"
@@ -118,7 +116,10 @@ def train_classifier(
     lines: dict[bool, list[str]] = {}
     order: list[tuple[int, bool, int]] = []
     for is_positive, (examples, _) in choose_examples(pool, settings, seed).items():
-        lines[is_positive] = read_training_lines(pool, examples, settings)
+        lines[is_positive] = [""] * len(examples.rows)
+        for places, texts in pool.read(examples):
+            for place, text in zip(places.tolist(), texts, strict=True):
+                lines[is_positive][place] = as_line(text, settings)
         order += [
             (key, is_positive, index)
             for index, key in enumerate(examples.order.tolist())
@@ -213,14 +214,3 @@ def measure_held_out(
         ),
     )
     return Done([out])
-
-
-def read_training_lines(
-    pool: Pool, examples: Examples, section: Classifier
-) -> list[str]:
-    """Training lines of some examples, in their order."""
-    lines = [""] * len(examples.rows)
-    for places, texts in pool.read(examples):
-        for place, text in zip(places.tolist(), texts, strict=True):
-            lines[place] = as_line(text, section)
-    return lines

@@ -530,14 +530,6 @@ def _row_bytes(row: Row) -> int:
     return len(json.dumps(row, ensure_ascii=False, default=str).encode())
 
 
-def mean_weight(looks: Sequence[Look]) -> float:
-    """Return the mean estimated bytes of the sources with known size; 1 if none is
-    known.
-    """
-    sizes = [look.text_bytes for look in looks if look.text_bytes]
-    return fmean(sizes) if sizes else 1.0
-
-
 def size(count: float) -> str:
     """Format bytes: `12.3 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):

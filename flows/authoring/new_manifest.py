@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from statistics import fmean
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
 from gristmill.flows.authoring.look_at_data import (
     Look,
-    mean_weight,
     size,
 )
 from gristmill.flows.authoring.manifest_text import flow_text
@@ -163,7 +163,8 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     Raises:
         gristmill.mixtures.loader.ManifestError: a wish is not valid in a manifest.
     """
-    mean = mean_weight(list(looks.values()))
+    known_sizes = [look.text_bytes for look in looks.values() if look.text_bytes]
+    mean = fmean(known_sizes or [1])
     sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}
     total = sum(sizes.values())
     lines = ["sources:"]

@@ -112,16 +112,6 @@ def keep_private() -> None:
         file.chmod(0o600)
 
 
-def server_environment(port: int, password: str) -> dict[str, str]:
-    """Environment variables that make a loopback Prefect server require a password, and
-    allow only its own pages.
-    """
-    return {
-        SERVER_VARIABLE: password,
-        ORIGINS_VARIABLE: f"http://127.0.0.1:{port},http://localhost:{port}",
-    }
-
-
 def is_admitted(api: str) -> bool:
     """True if a Prefect server accepts this process's password: the environment's, the
     active profile's, or the stored one for a server on this machine.

@@ -30,11 +30,11 @@ from gristmill.flows.prefect.choose_prefect import (
 from gristmill.flows.prefect.run_metrics import metrics_text
 from gristmill.flows.prefect.server_settings import (
     CLIENT_VARIABLE,
+    ORIGINS_VARIABLE,
     SERVER_VARIABLE,
     admits,
     is_admitted,
     keep_private,
-    server_environment,
     server_password,
 )
 from gristmill.flows.prefect.sign_in import (
@@ -261,7 +261,8 @@ def up_and_serve(
         environment = {
             "PREFECT_UI_API_URL": "/api",
             PAGES_VARIABLE: str(pages_folder()),
-            **server_environment(port, password),
+            SERVER_VARIABLE: password,
+            ORIGINS_VARIABLE: f"http://127.0.0.1:{port},http://localhost:{port}",
         }
         if database is not None:
             environment[DATABASE_VARIABLE] = database

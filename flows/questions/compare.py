@@ -22,7 +22,7 @@ from gristmill.flows.pages.page_elements import Table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.questions.status import Record, run_state
 from gristmill.flows.questions.what_changed import ABSENT, changed_keys
-from gristmill.flows.report.evaluation import evaluation_rows
+from gristmill.flows.report.evaluation import held_out_rows
 from gristmill.flows.report.facts import (
     Facts,
     StageFacts,
@@ -284,7 +284,14 @@ def compare_runs(store: Store, first: Record, second: Record) -> RunComparison:
         _joined(ComparedCounts, 1, [side.funnel for side in facts]),
         _joined(ComparedSource, 1, [mixture_rows(side) for side in facts]),
         _joined(ComparedTraining, 1, [loss_rows(side) for side in facts]),
-        _joined(ComparedEvaluation, 2, [evaluation_rows(side) for side in facts]),
+        _joined(
+            ComparedEvaluation,
+            2,
+            [
+                [row for row in held_out_rows(side) if row.perplexity is not None]
+                for side in facts
+            ],
+        ),
     )
 
 

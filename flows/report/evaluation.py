@@ -111,10 +111,11 @@ def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:
 def task_table(models: Sequence[tuple[str, ModelMeasures]]) -> Table:
     """Every metric of every task for some models by name."""
     rows = [
-        [task, model, metric, metric_text(value), summary["items"]]
+        [task, model, metric, metric_text(read_as(Interval, value)), summary["items"]]
         for model, measured in models
         for task, summary in measured.tasks.items()
-        for metric, value in metric_values(summary)
+        for metric, value in summary.items()
+        if isinstance(value, Mapping) and value.get("value") is not None
     ]
     names = {"task": "", "model": "", "metric": ""}
     return table({**names, "value": ">", "items": "d"}, rows)
@@ -233,11 +234,6 @@ def held_out_rows(facts: Facts) -> list[HeldOutRow]:
     ]
 
 
-def evaluation_rows(facts: Facts) -> list[HeldOutRow]:
-    """Rows of models of next tokens by source."""
-    return [row for row in held_out_rows(facts) if row.perplexity is not None]
-
-
 def some_samples(facts: Facts) -> list[tuple[str, Sample]]:
     """A few generated texts with the names of their models: one of every model, then
     more.
@@ -249,12 +245,3 @@ def some_samples(facts: Facts) -> list[tuple[str, Sample]]:
             chosen.append(texts[0 if name in CONTINUING else -1])
             extra += [text for text in texts if text != chosen[-1]]
     return [*chosen, *extra][: max(SAMPLES, len(chosen))]
-
-
-def metric_values(summary: Mapping[str, object]) -> list[tuple[str, Interval]]:
-    """(name, value with its interval) of the metrics of a task's summary."""
-    return [
-        (name, read_as(Interval, value))
-        for name, value in summary.items()
-        if isinstance(value, Mapping) and value.get("value") is not None
-    ]

@@ -24,8 +24,8 @@ from gristmill.flows.stages.stage import (
     Stage,
     always,
 )
+from gristmill.mixtures.base import dependency_order
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.schema.generated_source import generation_order
 from gristmill.mixtures.steps.asked_model import HOW
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.steps.quality import Quality
@@ -54,7 +54,9 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     )
     from gristmill.dataprep.llm.prompt_templates import shipped
 
-    order = generation_order(sources)
+    order, _ = dependency_order(
+        {name: source.generate.parents for name, source in sources.items()}
+    )
     generated = []
     for name in order:
         section = sources[name].generate

@@ -85,12 +85,6 @@ def name_outside_files(
     return pinned
 
 
-def dump_only(section: Section, verify: bool, *keys: str) -> Recipe:
-    """Return some settings of a section, with listings in place of outside files."""
-    pinned = name_outside_files(dump(section), section, verify)
-    return {key: pinned[key] for key in keys}
-
-
 def without(item: Recipe, *keys: str) -> Recipe:
     """Return the settings except some."""
     return {key: value for key, value in item.items() if key not in keys}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gristmill.core.files import as_path, read_json, sha256_file
-from gristmill.flows.stages.sections import dump, dump_only, name_outside_files, seed_of
+from gristmill.flows.stages.sections import dump, name_outside_files, seed_of
 from gristmill.flows.stages.stage import (
     Configured,
     MeasuredColumns,
@@ -55,14 +55,9 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     if section is None:
         return None
     if section.path is not None:
-        chat = dump_only(
-            section,
-            verify,
-            "special_tokens",
-            "chat_template",
-            "chat_template_path",
-            "end_of_text",
-        )
+        pinned = name_outside_files(dump(section), section, verify)
+        keys = ("special_tokens", "chat_template", "chat_template_path", "end_of_text")
+        chat = {key: pinned[key] for key in keys}
         return (
             {"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
             {"tokenizer": dump(section), "sources": [], "seed": 0},

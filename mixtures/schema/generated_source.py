@@ -26,7 +26,6 @@ from gristmill.mixtures.base import (
     OutsidePath,
     Positive,
     Section,
-    dependency_order,
 )
 from gristmill.mixtures.schema.sources import MixedSource, Source, TokenSource
 from gristmill.mixtures.steps.asked_model import AskedModel
@@ -205,12 +204,3 @@ AnySource = Annotated[
 """A source of documents; with the key `tokens` a source of tokens, with the key
 `generate` one of new documents.
 """
-
-
-def generation_order(sources: dict[str, GeneratedSource]) -> list[str]:
-    """Return the generated sources, each after those from which it is made; a valid
-    manifest has no cycles.
-    """
-    return dependency_order(
-        {name: source.generate.parents for name, source in sources.items()}
-    )[0]
