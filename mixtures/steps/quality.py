@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
-
-from pydantic import model_validator
+from typing import Literal
 
 from gristmill.mixtures.base import (
     Fraction,
@@ -203,9 +201,7 @@ class QualityThresholds(Section):
     """
 
     min_quality: Fraction | None = None
-    """Smallest probability of the classifier's good class; `threshold` is another name
-    for it.
-    """
+    """Smallest probability of the classifier's good class."""
     min_perplexity: PositiveFloat | None = None
     """Smallest perplexity under the n-gram model; text of very low perplexity repeats
     itself.
@@ -263,20 +259,6 @@ class Quality(QualityThresholds, Judging, Seeded):
     """Seed of the hashes that choose documents, and of fastText; the manifest's if
     absent.
     """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _threshold(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or "threshold" not in value:
-            return value
-        if value.get("min_quality") is not None:
-            raise ValueError(
-                "threshold and min_quality are the same setting; keep one of them"
-            )
-        return {
-            **{key: item for key, item in value.items() if key != "threshold"},
-            "min_quality": value["threshold"],
-        }
 
     @property
     def scores(self) -> tuple[str, ...]:

@@ -259,7 +259,7 @@ def test_workers_and_resumption_write_the_same_bytes(
     config = {
         "classifier": SECTION,
         "seed": 1,
-        "threshold": 0.5,
+        "min_quality": 0.5,
         "keep_top": 0.6,
     }
     once, again = tmp_path / "once", tmp_path / "again"
@@ -296,7 +296,7 @@ def test_workers_and_resumption_write_the_same_bytes(
 def test_training_ignores_which_sources_are_judged(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    config = {"classifier": SECTION, "seed": 1, "threshold": 0.5, "sources": ["web"]}
+    config = {"classifier": SECTION, "seed": 1, "min_quality": 0.5, "sources": ["web"]}
     summary = quality.run(
         {"ingest": ingest}, config, tmp_path / "out", make_context("work")
     )
@@ -340,10 +340,7 @@ def test_class_without_documents_is_an_error_with_its_sources(
         ),
         ({"perplexity": KENLM, "per_source": True}, "per_source"),
         ({"perplexity": KENLM, "keep_top": 0}, "greater than 0"),
-        (
-            {"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5},
-            "the same setting",
-        ),
+        ({"classifier": SECTION, "threshold": 0.5}, "threshold"),
     ],
 )
 def test_meaningless_sections_are_rejected(
@@ -351,13 +348,6 @@ def test_meaningless_sections_are_rejected(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Quality.model_validate(section)
-
-
-def test_threshold_is_an_alias_of_min_quality() -> None:
-    assert (
-        Quality.model_validate({"classifier": SECTION, "threshold": 0.4}).min_quality
-        == 0.4
-    )
 
 
 def read_rows(out: Path, ingest: Path) -> list[dict[str, Any]]:
