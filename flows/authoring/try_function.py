@@ -310,14 +310,6 @@ class DroppedDocuments:
 
 
 @dataclass(frozen=True)
-class RecordError:
-    """An unreadable record of a file, by its number."""
-
-    record: int
-    error: str
-
-
-@dataclass(frozen=True)
 class CountedColumn:
     """A column of strings or booleans: number of missing values, counts of the most
     frequent values, and of all others.
@@ -385,7 +377,6 @@ class StepTrial:
         documents: number of documents.
         columns: columns of an annotator, by name.
         edits: edits of an editor.
-        unreadable: the first unreadable records.
         differs: description of a difference between two calls, or None.
         seconds: time of the calls.
     """
@@ -398,7 +389,6 @@ class StepTrial:
     dropped: DroppedDocuments
     columns: dict[str, CountedColumn | NumberColumn]
     edits: EditCounts | None
-    unreadable: list[RecordError]
     differs: str | None
     seconds: float
 
@@ -486,10 +476,6 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTr
         ),
         {name: describe_column(values) for name, values in columns.items()},
         None if is_annotator else _count_edits(locators, texts, edits),
-        [
-            RecordError(record.number, record.error)
-            for _, record in sample.failures[:SHOWN]
-        ],
         differs,
         seconds,
     )
