@@ -98,10 +98,8 @@ def apply_edits(texts: Column, edits: Column) -> pa.Array:
 
     if isinstance(edits, pa.ChunkedArray):
         edits = edits.combine_chunks()
-    data, offsets = text_buffers(texts)
-    firsts, begins, ends, new_data, new_offsets = _buffers(edits)
     edited, edited_offsets, bad_document = replace_spans(
-        data, offsets, firsts, begins, ends, new_data, new_offsets
+        *text_buffers(texts), *_buffers(edits)
     )
     if bad_document >= 0:
         raise BadEditError(

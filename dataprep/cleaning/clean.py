@@ -224,8 +224,7 @@ def judge(columns: Mapping[str, np.ndarray], section: Clean) -> np.ndarray:
 
 def count_words(texts: pa.Array) -> np.ndarray:
     """Number of words (`str.split()`) of n texts: int64 of shape (n,)."""
-    data, offsets = text_buffers(texts)
-    counts: np.ndarray = _count_words(data, offsets, code_point_flags())
+    counts: np.ndarray = _count_words(*text_buffers(texts), code_point_flags())
     return counts
 
 

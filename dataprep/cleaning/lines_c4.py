@@ -88,10 +88,8 @@ def c4_lines(
         (citations: places), and their bytes without line ends: two int64 arrays of
         shape (n, 6).
     """
-    data, offsets = text_buffers(texts)
     rows, firsts, counts, sizes = _c4_lines(
-        data,
-        offsets,
+        *text_buffers(texts),
         code_point_flags(),
         character_classes(),
         lower_case(),

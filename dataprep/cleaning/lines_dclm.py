@@ -424,8 +424,7 @@ def cap_newlines(texts: pa.Array, most: int) -> tuple[pa.Array, np.ndarray, np.n
         edits (EDITS_TYPE); per text the number of cut runs, and their bytes: two int64
         arrays of shape (n,).
     """
-    data, offsets = text_buffers(texts)
-    rows, firsts, sizes = _long_runs(data, offsets, most)
+    rows, firsts, sizes = _long_runs(*text_buffers(texts), most)
     return rows_array(rows, firsts), np.diff(firsts), sizes
 
 

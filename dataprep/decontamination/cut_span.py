@@ -29,9 +29,10 @@ def widen(
     Returns:
         begins, ends, offsets: as `edits.cuts_array` takes them.
     """
-    data, offsets = text_buffers(texts)
     flags = code_point_flags()
-    wide_begins, wide_ends = _widen(data, offsets, flags, text, begins, ends, margin)
+    wide_begins, wide_ends = _widen(
+        *text_buffers(texts), flags, text, begins, ends, margin
+    )
     order = np.lexsort((wide_begins, text))
     return _join(text[order], wide_begins[order], wide_ends[order], len(texts))
 
@@ -40,8 +41,7 @@ def words_left(
     texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray
 ) -> np.ndarray:
     """Number of words of each text outside its cuts: int64 of shape (n,)."""
-    data, text_offsets = text_buffers(texts)
-    return _words_left(data, text_offsets, code_point_flags(), begins, ends, offsets)
+    return _words_left(*text_buffers(texts), code_point_flags(), begins, ends, offsets)
 
 
 @kernel

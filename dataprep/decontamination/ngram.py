@@ -310,9 +310,8 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
         min_words: parts with fewer words are skipped, as are parts without a letter.
     """
     prefix_words = min(min_words, ngram)
-    data, offsets = text_buffers(texts)
     *vocabulary, words, part_offsets = number_words(
-        data, offsets, code_point_flags(), lower_case_seen()
+        *text_buffers(texts), code_point_flags(), lower_case_seen()
     )
     sizes = np.diff(part_offsets)
     lettered = pc.match_substring_regex(texts, LETTER).to_numpy(zero_copy_only=False)
@@ -379,12 +378,10 @@ def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
-    data, offsets = text_buffers(texts)
     lengths = np.unique(index.ngram_lengths)
     return Hits(
         *scan_texts(
-            data,
-            offsets,
+            *text_buffers(texts),
             code_point_flags(),
             lower_case_seen(),
             lengths,

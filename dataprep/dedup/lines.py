@@ -106,10 +106,9 @@ def find_units(texts: pa.Array | pa.ChunkedArray, unit: str, lower: bool) -> Uni
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
-    data, offsets = text_buffers(texts)
     folded = lower_case() if lower else np.empty(0, np.uint32)
     return Units(
-        *_find_units(data, offsets, code_point_flags(), folded, NEWLINES[unit])
+        *_find_units(*text_buffers(texts), code_point_flags(), folded, NEWLINES[unit])
     )
 
 
@@ -128,8 +127,9 @@ def cut_units(
         begins, ends, offsets: as `edits.cuts_array` takes them; adjacent spans are
             joined.
     """
-    data, offsets = text_buffers(texts)
-    return _cut_units(data, offsets, units.offsets, units.begins, units.ends, cut)
+    return _cut_units(
+        *text_buffers(texts), units.offsets, units.begins, units.ends, cut
+    )
 
 
 @kernel

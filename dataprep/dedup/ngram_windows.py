@@ -59,8 +59,7 @@ def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
-    data, offsets = text_buffers(texts)
-    return Windows(*_find_windows(data, offsets, code_point_flags(), length))
+    return Windows(*_find_windows(*text_buffers(texts), code_point_flags(), length))
 
 
 @kernel
@@ -215,9 +214,8 @@ def cut_copies(
         text, begins, ends: int64 of shape (n,), repeated windows, by text and begin.
         copy: bool, true for a copy that may be cut, false for a first copy that stays.
     """
-    data, offsets = text_buffers(texts)
     return Cuts(
-        *_cut_copies(data, offsets, code_point_flags(), text, begins, ends, copy)
+        *_cut_copies(*text_buffers(texts), code_point_flags(), text, begins, ends, copy)
     )
 
 

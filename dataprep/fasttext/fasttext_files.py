@@ -343,8 +343,7 @@ def _read(reader: _Reader) -> Model:
 
 
 def _read_dense(reader: _Reader) -> np.ndarray:
-    m, d = reader.numbers("2q")
-    return reader.array("f4", m, d)
+    return reader.array("f4", *reader.numbers("2q"))
 
 
 def _read_quantised(reader: _Reader, d: int) -> tuple[np.ndarray, np.ndarray]:

@@ -49,10 +49,9 @@ def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarr
         entries = bad_word_automaton(
             options.lists[language], options.allowed.get(language, ())
         )
-        data, offsets = text_buffers(texts)
         whole_words = language not in options.unspaced
         places[rows_of_language], covered = count(
-            data, offsets, entries, code_point_flags(), whole_words
+            *text_buffers(texts), entries, code_point_flags(), whole_words
         )
         sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
         shares[rows_of_language] = covered / np.maximum(sizes, 1)

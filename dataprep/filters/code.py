@@ -153,7 +153,6 @@ def code_statistics(
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
-    data, offsets = text_buffers(texts)
     names = [file_name(path) for path in paths]
     extensions = [extension(name) for name in names]
 
@@ -165,8 +164,7 @@ def code_statistics(
 
     values = np.zeros((len(texts), len(MEASURED)))
     _measure_texts(
-        data,
-        offsets,
+        *text_buffers(texts),
         text_classes(),
         code_point_flags(),
         has_extension(HTML),

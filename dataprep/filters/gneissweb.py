@@ -58,9 +58,8 @@ def measure(rows: pa.Table, section: GneissWeb) -> Columns:
     """
     in_english = is_english(rows["language"].to_pylist())
     rows = rows.filter(pa.array(in_english))
-    data, offsets = text_buffers(rows["text"])
     readability = np.empty(len(rows))
-    _measure_texts(data, offsets, code_point_flags(), readability)
+    _measure_texts(*text_buffers(rows["text"]), code_point_flags(), readability)
     density = np.full(len(rows), np.nan)
     if section.tokenizer is not None:
         texts = pc.fill_null(rows["text"], "")

@@ -74,8 +74,9 @@ def measure_normalized(
     """Measure n texts; the arguments are those of `measure` and of
     `gopher_words.cut_words`.
     """
-    data, offsets = normalize(texts.data, texts.offsets)
-    normalized = cut_words(data, offsets, counting, languages, whitespace_words)
+    normalized = cut_words(
+        *normalize(texts.data, texts.offsets), counting, languages, whitespace_words
+    )
     measure(texts, normalized, stop_words, quality, repetition)
     for values in (quality, repetition):
         for row in values:

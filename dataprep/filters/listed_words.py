@@ -263,8 +263,7 @@ def hashed_list(path: str, normalise: Callable[[str], str]) -> np.ndarray:
 
 def hash_strings(strings: list[str]) -> np.ndarray:
     """Return the 64-bit hashes of n strings: uint64 of shape (n,)."""
-    data, offsets = text_buffers(pa.array(strings, pa.large_string()))
-    hashes: np.ndarray = hash_texts(data, offsets)
+    hashes: np.ndarray = hash_texts(*text_buffers(pa.array(strings, pa.large_string())))
     return hashes
 
 

@@ -17,10 +17,9 @@ from gristmill.mixtures.steps.rules import MC4
 
 def measure(rows: pa.Table, section: MC4) -> Columns:
     """Measure `long_paragraphs` of n rows, int64 of shape (n,)."""
-    data, offsets = text_buffers(rows["text"])
     return {
         "long_paragraphs": _count_long_lines(
-            data, offsets, section.paragraph_characters
+            *text_buffers(rows["text"]), section.paragraph_characters
         )
     }
 

@@ -88,9 +88,11 @@ def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
         columns["url_soft_words"] = _count_words(plain, options.soft_words)
     if options.strict_words is not None:
         parts = [url.translate(_UNSTRICT) for url in plain]
-        data, offsets = text_buffers(pa.array(parts, pa.large_string()))
         columns["url_strict_words"], _ = count(
-            data, offsets, _parts(options.strict_words), code_point_flags(), False
+            *text_buffers(pa.array(parts, pa.large_string())),
+            _parts(options.strict_words),
+            code_point_flags(),
+            False,
         )
     return spread(columns, has_url)
 

@@ -108,8 +108,7 @@ def carry(function: Function) -> Function:
         "options": {} if is_local(store) else dict(store.storage_options),  # type: ignore[attr-defined]
         "function": cloudpickle.dumps(function),
     }
-    text, name = _bootstrap_source()
-    return worker_bootstrap.Carried(text, name, job)
+    return worker_bootstrap.Carried(*_bootstrap_source(), job)
 
 
 def carry_step(function: Function) -> Any:

@@ -176,9 +176,12 @@ def generate(
         out_file("--out", out)
     prompt_lines = read_prompts(prompts)
     sampling = Sampling(temperature, top_p, seed)
-    language, scheduler = _load_model(model, tokenizer, set_, store, batch)
     generated = generate_lines(
-        language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ()
+        *_load_model(model, tokenizer, set_, store, batch),
+        prompt_lines,
+        sampling,
+        max_new_tokens,
+        stop or (),
     )
     text = as_jsonl(generated.completions)
     if out is None:

@@ -329,9 +329,8 @@ def _of_past(session: Session, name: str) -> PredictedStage | UnpredictedStage:
     for key in WORK_KEYS:
         if recipe.get(key) and old_recipe.get(key):
             factor *= recipe[key] / old_recipe[key]
-    memory, disk = _memory_and_disk(newest)
     return PredictedStage(
-        name, newest["seconds"] * factor, memory, disk, "a run before"
+        name, newest["seconds"] * factor, *_memory_and_disk(newest), "a run before"
     )
 
 
