@@ -81,6 +81,8 @@ from gristmill.dataprep.shuffle_format import (
     sorted_columns,
     spread_groups,
 )
+from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import DedupSubstrings
@@ -402,18 +404,20 @@ def apply(
     ends = windows.ends[chosen]
     first = {name: values[places] for name, values in reply.items()}
     copy = (first["first_document"] != numbers[text]) | (first["first_begin"] != begins)
-    cuts = cut_copies(texts.texts, text, begins, ends, copy)
-    ratio = cuts.words / np.maximum(windows.words, 1)
+    cut_begins, cut_ends, cut_offsets, words_cut = cut_copies(
+        *text_buffers(texts.texts), code_point_flags(), text, begins, ends, copy
+    )
+    ratio = words_cut / np.maximum(windows.words, 1)
     cutting = plan.section.action == "cut"
     limit = plan.section.max_duplicated_substring_ratio
     failed = {EMPTY: cutting & (ratio == 1.0), RATIO: ratio > limit}
     reasons = first_failures(failed, len(ratio))
     measures = {
-        "duplicated_substring_words": pa.array(cuts.words),
+        "duplicated_substring_words": pa.array(words_cut),
         "duplicated_substring_ratio": pa.array(ratio),
     }
     if cutting:
-        measures[EDITS] = cuts_array(cuts.begins, cuts.ends, cuts.offsets)
+        measures[EDITS] = cuts_array(cut_begins, cut_ends, cut_offsets)
     table, counts = texts.annotate(reasons, measures)
     write_table(plan.out / task.name, table)
     copied = {"window": chosen, "text": text, "begin": begins, "end": ends, **first}
@@ -422,9 +426,9 @@ def apply(
         [plan.out / task.name],
         {
             "counts": counts,
-            "spans": len(cuts.begins) if cutting else 0,
-            "words_cut": int(cuts.words.sum()) if cutting else 0,
-            "bytes_cut": int((cuts.ends - cuts.begins).sum()) if cutting else 0,
+            "spans": len(cut_begins) if cutting else 0,
+            "words_cut": int(words_cut.sum()) if cutting else 0,
+            "bytes_cut": int((cut_ends - cut_begins).sum()) if cutting else 0,
             "repeats": _repeats(plan, texts, copied),
         },
     )

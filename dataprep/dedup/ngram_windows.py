@@ -184,43 +184,8 @@ def near(offsets: np.ndarray, marked: np.ndarray, distance: int) -> np.ndarray:
     return is_near
 
 
-class Cuts(NamedTuple):
-    """Cuts of n texts.
-
-    Attributes:
-        begins, ends, offsets: as `edits.cuts_array` takes them.
-        words: int64 of shape (n,), number of words cut from each text.
-    """
-
-    begins: np.ndarray
-    ends: np.ndarray
-    offsets: np.ndarray
-    words: np.ndarray
-
-
-def cut_copies(
-    texts: pa.Array,
-    text: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    copy: np.ndarray,
-) -> Cuts:
-    """Cut the words that lie in a copy and not in a first copy.
-
-    A cut ends at the beginning of the next word, so that one of the two separators
-    around it remains.
-
-    Args:
-        text, begins, ends: int64 of shape (n,), repeated windows, by text and begin.
-        copy: bool, true for a copy that may be cut, false for a first copy that stays.
-    """
-    return Cuts(
-        *_cut_copies(*text_buffers(texts), code_point_flags(), text, begins, ends, copy)
-    )
-
-
 @kernel
-def _cut_copies(
+def cut_copies(
     data: np.ndarray,
     offsets: np.ndarray,
     flags: np.ndarray,
@@ -229,6 +194,21 @@ def _cut_copies(
     ends: np.ndarray,
     copy: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Cut the words that lie in a copy and not in a first copy.
+
+    A cut ends at the beginning of the next word, so that one of the two separators
+    around it remains.
+
+    Args:
+        data, offsets: n texts (`text_buffers`).
+        flags: of code points.
+        text, begins, ends: int64, repeated windows, by text and begin.
+        copy: bool, true for a copy that may be cut, false for a first copy that stays.
+
+    Returns:
+        begins, ends and offsets of the cuts as `edits.cuts_array` takes them; int64 of
+        shape (n,), number of words cut from each text.
+    """
     texts = len(offsets) - 1
     cut_begins = np.empty(len(text), np.int64)
     cut_ends = np.empty(len(text), np.int64)
