@@ -20,6 +20,7 @@ of the stored answers.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import threading
@@ -52,7 +53,6 @@ from gristmill.dataprep.llm.prompting import (
     Answer,
     Request,
     read_json_answer,
-    repair_messages,
     shorten,
 )
 from gristmill.dataprep.llm.response_parsing import (
@@ -371,8 +371,17 @@ class Asking:
             if error is None:
                 return answer
             assert request.schema is not None
+            schema = json.dumps(request.schema, sort_keys=True)
+            correction = (
+                f"This answer cannot be used: {error}. Answer again, with nothing but "
+                f"a JSON object of this schema:\n{schema}"
+            )
             repair_body = self._body(
-                repair_messages(request.messages, answer.text, error, request.schema),
+                [
+                    *request.messages,
+                    {"role": "assistant", "content": answer.text or "(nothing)"},
+                    {"role": "user", "content": correction},
+                ],
                 request,
             )
             answer, error = self._checked(

@@ -124,22 +124,6 @@ def _objects(text: str) -> list[Any]:
     return objects
 
 
-def repair_messages(
-    messages: Sequence[Message], text: str, error: str, schema: Schema
-) -> list[Message]:
-    """Conversation that asks again for an answer of the right form."""
-    return [
-        *messages,
-        {"role": "assistant", "content": text or "(nothing)"},
-        {
-            "role": "user",
-            "content": f"This answer cannot be used: {error}. Answer again, with "
-            "nothing but a JSON "
-            f"object of this schema:\n{json.dumps(schema, sort_keys=True)}",
-        },
-    ]
-
-
 def json_schema_problem(schema: Schema) -> str | None:
     """Problem of a JSON schema, or None."""
     from jsonschema import Draft202012Validator, SchemaError

@@ -112,7 +112,6 @@ class Prediction:
         text_at_least: True if it may be more.
         sample_text_bytes: text of the larger sample.
         took_seconds: time of the samples.
-        budget_seconds: their time limit.
         stages: every stage, in order.
         totals: of the predicted stages.
         available: resources of this machine.
@@ -123,7 +122,6 @@ class Prediction:
     text_at_least: bool
     sample_text_bytes: float
     took_seconds: float
-    budget_seconds: float
     stages: list[PredictedStage | UnpredictedStage]
     totals: Totals
     available: Available
@@ -173,7 +171,6 @@ def predict(
         text_at_least,
         large.text or small.text,
         time.monotonic() - started,
-        budget_seconds,
         stages,
         totals,
         available,

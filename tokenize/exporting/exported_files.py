@@ -38,7 +38,7 @@ from gristmill.core.files import (
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.exporting import formats
-from gristmill.tokenize.exporting.exported_rows import Scratch, Split, split_of
+from gristmill.tokenize.exporting.exported_rows import Scratch, Split
 from gristmill.tokenize.exporting.formats import readme
 from gristmill.tokenize.exporting.hashed_files import HashedSink, hashed_write
 from gristmill.tokenize.packed import PackedSet
@@ -145,7 +145,10 @@ def export_tokens(
             "(mix.exclude) and empty, so it cannot be exported as it is stored; export "
             "it with --order trained"
         )
-    rows = split_of(packed, split, seed)
+    rows = Split(packed.open_validation())
+    if split == "train":
+        order = None if seed is None else packed.order(seed)
+        rows = Split(packed.open_training(), order)
     _check(packed, out, form, prefix, rows, shard_tokens)
     shards = plan(rows, form, prefix, shard_tokens)
     out.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from gristmill.core.files import reserve
 from gristmill.tokenize.document_sampling import id_words
-from gristmill.tokenize.packed import OpenShard, PackedSet
+from gristmill.tokenize.packed import OpenShard
 from gristmill.tokenize.packed_files import (
     Boundaries,
     PackedSetError,
@@ -155,17 +155,3 @@ class Scratch:
             begin - (np.cumsum(counts) - counts), counts
         )
         return np.asarray(self.pieces[index])
-
-
-def split_of(packed: PackedSet, split: str, seed: int | None) -> Split:
-    """One side of a packed set.
-
-    Args:
-        packed: the set.
-        split: `train`, or `validation`: the held-out rows of all sources, one source
-            after the other.
-        seed: of the training order; absent: as the rows are stored.
-    """
-    if split == "validation":
-        return Split(packed.open_validation())
-    return Split(packed.open_training(), None if seed is None else packed.order(seed))
