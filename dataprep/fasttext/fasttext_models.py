@@ -77,7 +77,9 @@ def find_model(
         try:
             content = fetch()
         except (OSError, HTTPException) as error:
-            problems.append(f"{PUBLISHER_URL}: {type(error).__name__}: {error}")
+            cause = getattr(error, "reason", error)
+            cause = getattr(cause, "strerror", None) or cause
+            problems.append(f"{PUBLISHER_URL}: {cause}")
         else:
             digest = hashlib.sha256(content).hexdigest()
             if digest == MODEL_SHA256:
