@@ -61,17 +61,22 @@ assistant_only_loss, completion_only_loss, train_on_inputs, roles_to_train | dat
 neftune_noise_alpha | - | there is no noise on embeddings | sft, dpo, rl, reward
 label_smoothing_factor | - | `dpo.label_smoothing` is that of preferences | sft
 loss_type | loss | - | dpo
+f_divergence_type, f_alpha_divergence_coef | divergence | `js` for `js_divergence`; of an alpha-divergence the number 1 minus the coefficient | dpo
+simpo_gamma | gamma_ratio | divided by beta | dpo
 loss_type | normalisation | `sequence` is GRPO's, `token` DAPO's, `constant` Dr. GRPO's | rl
 desirable_weight, undesirable_weight | - | losses are over pairs; TRL's KTOTrainer trains on single answers, from the exported model | dpo
-rpo_alpha | sft_weight | - | dpo
+rpo_alpha, cpo_alpha | sft_weight | - | dpo
 precompute_ref_log_probs | - | log-probabilities of the reference are always computed once | dpo
 num_generations | group_size | - | rl
 num_iterations, num_ppo_epochs | epochs_per_batch | - | rl
 steps_per_generation | steps_per_batch | - | rl
 max_completion_length, response_length | max_new_tokens | - | rl
-beta, kl_coef | kl_weight | - | rl
+kl_coef | kl_weight | `beta` of GRPOTrainer; `rl.beta` is that of GKDTrainer | rl
+teacher_model, teacher_model_name_or_path | teacher | with `algorithm: distill` | rl
+lmbda | - | `rl` learns from the student's own answers (1), `sft.distill` from those of the data (0) | rl
 epsilon, cliprange | clip | - | rl
 epsilon_high | clip_high | - | rl
+importance_sampling_level | ratio | - | rl
 scale_rewards | advantage_scale | - | rl
 mask_truncated_completions | mask_truncated | - | rl
 reward_funcs | rewards | a list of `{use: ./rewards.py:function}` | rl

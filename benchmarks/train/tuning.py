@@ -24,6 +24,7 @@ from torch import Tensor
 from benchmarks.measuring import Row, row
 from gristmill.mixtures.base import Options
 from gristmill.mixtures.schema.model import Model
+from gristmill.mixtures.schema.posttraining import LossSettings
 from gristmill.tokenize.packing.best_fit import best_fit_decreasing
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import Shape, shape_of
@@ -35,11 +36,7 @@ from gristmill.train.objectives.losses import (
     sequence_logps,
     weighted_nll,
 )
-from gristmill.train.objectives.preference_losses import (
-    LossSettings,
-    PairLogps,
-    preference_loss,
-)
+from gristmill.train.objectives.preference_losses import PairLogps, preference_loss
 
 VOCAB, LENGTH = 2048, 256
 SECTION = Model(layers=4, width=128, heads=4)
@@ -262,7 +259,7 @@ def prefer(folder: Path, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float
         policy = model(ids, partial(sequence_logps, targets=targets))
         tokens = (targets != IGNORED).sum(dim=1).float()
         pair = PairLogps(*policy.chunk(2), *reference_logps.chunk(2), *tokens.chunk(2))
-        return preference_loss("sigmoid", pair, LossSettings(BETA))[0].mean()
+        return preference_loss(pair, LossSettings(beta=BETA))[0].mean()
 
     return timed(folder, list(zip(batches, stored, strict=True)), loss_of)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
@@ -131,6 +131,11 @@ class Distill(TeacherKeys):
     (torchtune's recipes: 0.5).
     """
 
+    @property
+    def teacher_share(self) -> float:
+        """Share of the teacher in the mixture of `distillation.generalised_jsd`."""
+        return {"forward": 0.0, "reverse": 1.0}.get(self.kind, self.beta)
+
     def _problems(self) -> Iterator[str]:
         if self.beta != BETA and self.kind != "jsd":
             yield (
@@ -148,7 +153,7 @@ class Teach(TeacherKeys):
     """Largest number of rows per forward pass on one rank."""
 
 
-PreferenceLoss = Literal[
+MarginLoss = Literal[
     "sigmoid",
     "cdpo",
     "robust",
@@ -156,9 +161,22 @@ PreferenceLoss = Literal[
     "ipo",
     "ipo_sum",
     "sigmoid_norm",
+    "exo_pair",
+    "discopop",
+]
+"""Losses of the difference of two rewards, which an f-divergence defines."""
+PreferenceLoss = Literal[
+    MarginLoss,
     "simpo",
     "orpo",
+    "cpo",
+    "nca_pair",
+    "bco_pair",
+    "sppo_hard",
+    "apo_zero",
+    "apo_down",
 ]
+PolicyDivergence = Literal["reverse_kl", "forward_kl", "js"] | InnerFraction
 
 
 class OwnLoss(Own):
@@ -409,22 +427,27 @@ class DpoOptimizer(TuningOptimizer):
     """Learning rate at the peak of the schedule."""
 
 
-class Dpo(DpoData, Prepared, TrainingInEpochs):
-    """Direct preference optimisation (Rafailov et al. 2023) and related losses."""
+class LossSettings(Section):
+    """Settings of `dpo` that determine the loss of a pair."""
 
     loss: LossOfPairs = "sigmoid"
     """`sigmoid`: DPO; `cdpo`, `robust`: for labels that are wrong with probability
     `label_smoothing`; `hinge`: SLiC's; `ipo`: over means of tokens, `ipo_sum`: over
-    sums; `sigmoid_norm`: DPO over means of tokens; `simpo`, `orpo`: without a
-    reference. The definitions are in train/objectives/preference_losses.py. Or a
-    function of your own, `{use: ./losses.py:mine, with: {...}}`: see
-    docs/own-training.md.
+    sums; `sigmoid_norm`: DPO over means of tokens; `simpo`, `orpo`, `cpo`: without a
+    reference; the others are those of TRL's `loss_type`. The definitions are in
+    train/objectives/preference_losses.py. Or a function of your own, `{use:
+    ./losses.py:mine, with: {...}}`: see docs/own-training.md.
     """
     beta: PositiveFloat = 0.1
     """Strength of the tie to the reference model."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
-    """For `cdpo` and `robust`: probability that chosen and rejected answer are
-    swapped.
+    """For `cdpo`, `robust` and `exo_pair`: probability that chosen and rejected answer
+    are swapped; above 0 for `exo_pair` (TRL: 1e-3).
+    """
+    divergence: PolicyDivergence = "reverse_kl"
+    """Divergence from the reference whose penalty defines the rewards, for losses of
+    their difference (Wang et al. 2023, "f-DPO"): `reverse_kl` is DPO's, a number the
+    alpha of an alpha-divergence, between `reverse_kl` (0) and `forward_kl` (1).
     """
     gamma_ratio: NotNegative = 0.5
     """SimPO's target margin as a multiple of beta (its authors: 0.3 to 0.8)."""
@@ -434,6 +457,35 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     """Weight of the chosen answers' loss per token, added to any loss, against falling
     likelihoods of chosen answers (Pang et al. 2024: 1).
     """
+
+    def _problems(self) -> Iterator[str]:
+        if self.label_smoothing and self.loss not in ("cdpo", "robust", "exo_pair"):
+            yield (
+                f"label_smoothing has no effect on the loss {self.loss_name}; choose "
+                "cdpo, robust or exo_pair, or remove it"
+            )
+        if self.loss == "exo_pair" and not self.label_smoothing:
+            yield (
+                "the loss exo_pair is infinite for a label_smoothing of 0; give the "
+                "probability that a pair is swapped, such as 1e-3"
+            )
+        if self.divergence != "reverse_kl" and self.loss not in get_args(MarginLoss):
+            yield (
+                f"divergence has no effect on the loss {self.loss_name}; choose a loss "
+                "of a margin, such as sigmoid, or remove it"
+            )
+
+    @property
+    def loss_name(self) -> str:
+        """Name of the loss in messages and summaries."""
+        return self.loss.use.called if isinstance(self.loss, Own) else self.loss
+
+
+class Dpo(LossSettings, DpoData, Prepared, TrainingInEpochs):
+    """Direct preference optimisation (Rafailov et al. 2023) and related losses."""
+
+    added = (*TrainingInEpochs.added, "divergence")
+
     holdout: InnerFraction = 0.1
     """Share of pairs, chosen by hash of the prompt, that are used only to measure the
     reward accuracy.
@@ -455,15 +507,3 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     forgetting, in the units of `pretrain`; also measured after the last step. Not
     measured if absent.
     """
-
-    def _problems(self) -> Iterator[str]:
-        if self.label_smoothing and self.loss not in ("cdpo", "robust"):
-            yield (
-                f"label_smoothing has no effect on the loss {self.loss_name}; choose "
-                "cdpo or robust, or remove it"
-            )
-
-    @property
-    def loss_name(self) -> str:
-        """Name of the loss in messages and summaries."""
-        return self.loss.use.called if isinstance(self.loss, Own) else self.loss

@@ -430,6 +430,11 @@ class Curriculum(Section):
             )
 
 
+Scale = Literal["group", "batch", "none", "leave_one_out"]
+KlEstimator = Literal["k1", "k2", "k3"]
+Normalisation = Literal["sequence", "token", "constant"]
+
+
 class Rl(TrainingInEpochs):
     """Reinforcement learning from rewards of the model's own answers (GRPO), or
     distillation on these answers.
@@ -442,6 +447,8 @@ class Rl(TrainingInEpochs):
     added = (
         "epochs",
         "teacher",
+        "beta",
+        "ratio",
         "tools",
         "turns",
         "tool_answer_tokens",
@@ -451,13 +458,20 @@ class Rl(TrainingInEpochs):
     algorithm: Literal["grpo", "distill"] = "grpo"
     """`grpo`: an answer's advantage is its reward relative to those of the same prompt
     (Shao et al. 2024, section 4.1). `distill`: on-policy distillation, which learns
-    from `teacher` alone: the loss is KL(policy || teacher) at the tokens of the answers
-    (Agarwal et al. 2024, "GKD", with lambda 1 and the reverse KL), of which each drawn
-    token is a sample; rewards are only measured.
+    from `teacher` alone: the loss is a divergence of policy and teacher at the tokens
+    of the answers (Agarwal et al. 2024, "GKD", with lambda 1); rewards are only
+    measured.
     """
     teacher: OutsidePath | None = None
     """For `distill`: the folder of a model of the same vocabulary, such as one that
     `export` wrote.
+    """
+    beta: Fraction | None = None
+    """For `distill`: the divergence, over the whole vocabulary. 0: KL(teacher ||
+    policy); 1: KL(policy || teacher); between: the generalised Jensen-Shannon
+    divergence, with the teacher's share of the mixture to which both are compared
+    (Agarwal et al. 2024, equation 1). If absent, KL(policy || teacher) by policy
+    gradient, of which each drawn token is a sample: cheaper, but of larger variance.
     """
     start_from: Literal["auto", "pretrain", "merge", "sft", "dpo"] = "auto"
     """The stage whose model is the start and the reference; `auto`: the last of these
@@ -517,11 +531,16 @@ class Rl(TrainingInEpochs):
     """Largest rise of the ratio, if it differs (DAPO, Yu et al. 2025: 0.28); `clip` if
     absent.
     """
+    ratio: Literal["token", "sequence"] = "token"
+    """Ratio of new to old probability that is clipped: that of each token, or the
+    geometric mean over an answer's tokens (GSPO, Zheng et al. 2025, equation 7, who
+    take `normalisation: sequence`, a `clip` of 3e-4 and a `clip_high` of 4e-4).
+    """
     kl_weight: NotNegative = 0.04
     """Strength of the tie to the starting model (Shao et al. 2024: 0.04); 0 needs no
     reference in memory.
     """
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: KlEstimator = "k3"
     """Estimator of the divergence from drawn tokens (Schulman 2020), which `grpo` adds
     to the loss.
     """
@@ -531,12 +550,14 @@ class Rl(TrainingInEpochs):
     (DeepSeek-V3.2 2025, section 3.1; TRL 1.16 does so too). The first GRPO used k3
     without it, whose gradient is another divergence's.
     """
-    advantage_scale: Literal["group", "batch", "none"] = "group"
+    advantage_scale: Scale = "group"
     """Divisor of `grpo`'s advantages: the standard deviation of the rewards of the same
     prompt (Shao et al. 2024), of the whole batch, or none (Dr. GRPO, Liu et al. 2025,
     which finds that the first prefers prompts that are too easy or too hard).
+    `leave_one_out` is `none` with the mean of the other answers' rewards in place of
+    that of all (RLOO, Ahmadian et al. 2024).
     """
-    normalisation: Literal["sequence", "token", "constant"] = "token"
+    normalisation: Normalisation = "token"
     """Units over which a step's loss is averaged: answers, each the mean of its tokens
     (GRPO), tokens (DAPO), or tokens out of `max_new_tokens` per answer, so that an
     answer's length does not change the weight of its tokens (Dr. GRPO).
@@ -593,10 +614,17 @@ class Rl(TrainingInEpochs):
     def _problems(self) -> Iterator[str]:
         if self.algorithm == "distill" and self.teacher is None:
             yield "rl.algorithm: distill needs rl.teacher, a model's folder"
-        if self.algorithm != "distill" and self.teacher is not None:
+        for key in ("teacher", "beta"):
+            if self.algorithm != "distill" and getattr(self, key) is not None:
+                yield (
+                    f"rl.{key} has no effect on {self.algorithm}, whose tie to the "
+                    "starting model is rl.kl_weight; set rl.algorithm: distill, or "
+                    "remove it"
+                )
+        if self.algorithm != "grpo" and self.ratio == "sequence":
             yield (
-                f"rl.teacher has no effect on {self.algorithm}; set rl.algorithm: "
-                "distill, or remove it"
+                "rl.ratio: sequence needs the same advantage for all tokens of an "
+                f"answer, which {self.algorithm} does not have; remove it"
             )
         if self.algorithm == "grpo" and self.group_size < 2:
             yield (

@@ -59,6 +59,11 @@ def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
             "needs a group_size of 2 or more",
         ),
         ({"curriculum": {"between": [0.5, 0.5]}}, "between"),
+        ({"beta": 0.04}, "rl.kl_weight"),
+        (
+            {"algorithm": "distill", "teacher": "teacher", "ratio": "sequence"},
+            "rl.ratio",
+        ),
     ],
 )
 def test_contradicting_settings_are_rejected(

@@ -1,5 +1,5 @@
-"""Our distillation loss against TRL's generalised knowledge distillation for five
-updates: losses and weights.
+"""Our distillation losses against TRL's generalised knowledge distillation: losses and
+weights of five updates on labels, losses and gradients on a student's answers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.distillation import distilled_nll, kept_of
 from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.rl.policy import answer_distributions, opinion_of
+from gristmill.train.rl.policy_gradient import token_weights
+from gristmill.train.rl.rollout import Part
 from tests.referees.tiny_models import TINY
 
 # Importing it takes seconds, which collection need not spend.
@@ -102,3 +105,47 @@ def our_loss(
         ),
     )
     return total
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 0.5, 1.0])
+def test_losses_and_gradients_on_answers_equal_those_of_trl(
+    beta: float, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from trl.experimental.gkd import GKDTrainer
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**TINY, "max_position_embeddings": 32})
+    for name in ("student", "teacher"):
+        LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+    student, teacher = (
+        load_model(tmp_path / name).requires_grad_(name == "student")
+        for name in ("student", "teacher")
+    )
+    ids = torch.randint(0, 64, (3, 12))
+    sizes, lengths = torch.tensor([[2], [5], [3]]), torch.tensor([[6], [7], [1]])
+    places = torch.arange(7)
+    mask = places < lengths
+    columns = torch.where(mask, sizes - 1 + places, 0)
+    part = Part(ids, columns, mask, torch.where(mask, ids.gather(1, columns + 1), 0))
+    distributions = answer_distributions(teacher, part, TEMPERATURE)
+    divergences = opinion_of(
+        student, part, TEMPERATURE, distributions, beta
+    ).divergences
+    loss = (divergences * token_weights(mask, "token", 7)).sum() / len(ids)
+    loss.backward()
+    gradients = [parameter.grad for parameter in student.parameters()]
+    student.zero_grad()
+    targets = torch.full((3, 12), IGNORED)
+    for row, (size, length) in enumerate(zip(sizes, lengths, strict=True)):
+        answer = slice(int(size), int(size + length))
+        targets[row, int(size) - 1 : int(size + length) - 1] = ids[row, answer]
+    with torch.no_grad():
+        teacher_logits = teacher(ids)
+    expected = GKDTrainer.generalized_jsd_loss(
+        student(ids), teacher_logits, targets, beta, TEMPERATURE
+    )
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for ours, parameter in zip(gradients, student.parameters(), strict=True):
+        torch.testing.assert_close(ours, parameter.grad)

@@ -201,6 +201,23 @@ def part_of(batch: dict[str, Tensor]) -> Part:
             {"loss_type": "dr_grpo", "scale_rewards": "none"},
             {"normalisation": "constant", "advantage_scale": "none"},
         ),
+        (
+            {
+                "loss_type": "grpo",
+                "importance_sampling_level": "sequence",
+                "scale_rewards": "group",
+                "epsilon": 3e-3,
+                "epsilon_high": 4e-3,
+                "use_bias_correction_kl": False,
+            },
+            {
+                "normalisation": "sequence",
+                "ratio": "sequence",
+                "clip": 3e-3,
+                "clip_high": 4e-3,
+                "kl_correction": False,
+            },
+        ),
     ],
 )
 def test_losses_and_weights_equal_those_of_trl(
@@ -245,6 +262,7 @@ def test_losses_and_weights_equal_those_of_trl(
             batch["advantages"][:, None],
             section.clip,
             section.clip_high,
+            part.mask if section.ratio == "sequence" else None,
         )
         loss = loss + BETA * kl_loss(
             opinion.logps, old, before, section.kl_estimator, section.kl_correction

@@ -16,14 +16,11 @@ import yaml
 from gristmill.flows.models.evaluate_model import EvaluationError, read_task_file
 from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema.evaluation import OwnMetric, Task
-from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction, take_code
+from gristmill.mixtures.schema.posttraining import LossSettings, OwnLoss
+from gristmill.mixtures.user_code import OwnCodeError, OwnFunction, take_code
 from gristmill.train.eval.metrics import own_metric
 from gristmill.train.eval.tasks import Item
-from gristmill.train.objectives.preference_losses import (
-    LossSettings,
-    PairLogps,
-    preference_loss,
-)
+from gristmill.train.objectives.preference_losses import PairLogps, preference_loss
 from tests.train.jsonl import read_metrics, write_jsonl
 
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-training.md"
@@ -319,7 +316,7 @@ def test_wrong_loss_is_rejected_with_file_and_line(
     tmp_path: Path, source: str, message: str
 ) -> None:
     (tmp_path / "own.py").write_text(source)
-    section = Own(use=take_code(OwnFunction("./own.py:f"), tmp_path))
+    section = OwnLoss(use=take_code(OwnFunction("./own.py:f"), tmp_path))
     chosen, rejected = (
         torch.tensor([-1.0, -2.0, -3.0], requires_grad=True),
         torch.tensor([-2.0, -2.0, -2.0]),
@@ -328,7 +325,7 @@ def test_wrong_loss_is_rejected_with_file_and_line(
         chosen, rejected, chosen.detach(), rejected, torch.ones(3), torch.ones(3)
     )
     with pytest.raises(OwnCodeError, match=message):
-        preference_loss(section, logps, LossSettings(beta=0.1))
+        preference_loss(logps, LossSettings(loss=section, beta=0.1))
 
 
 def test_reimplemented_sigmoid_equals_the_built_in_loss(tmp_path: Path) -> None:
@@ -336,14 +333,14 @@ def test_reimplemented_sigmoid_equals_the_built_in_loss(tmp_path: Path) -> None:
         "import torch.nn.functional as F\ndef f(c, r, c0, r0, beta):\n"
         "    return -F.logsigmoid(beta * ((c - c0) - (r - r0)))\n"
     )
-    section = Own(
+    section = OwnLoss(
         **{"use": take_code(OwnFunction("./own.py:f"), tmp_path), "with": {"beta": 0.3}}
     )
     chosen, rejected, first, second = torch.randn(4, 5).unbind()
     logps = PairLogps(chosen, rejected, first, second, torch.ones(5), torch.ones(5))
     for ours, theirs in zip(
-        preference_loss(section, logps, LossSettings(beta=0.3)),
-        preference_loss("sigmoid", logps, LossSettings(beta=0.3)),
+        preference_loss(logps, LossSettings(loss=section, beta=0.3)),
+        preference_loss(logps, LossSettings(beta=0.3)),
         strict=True,
     ):
         assert torch.equal(ours, theirs)

@@ -371,6 +371,65 @@ def test_distillation_learns_from_the_teacher_and_nothing_from_rewards(
     ).read_bytes()
 
 
+def dense_divergence(
+    student: Llama, teacher: Llama, answers: Sequence[dict[str, Any]], beta: float
+) -> float:
+    """Mean over the tokens of answers of beta KL(q || m) + (1 - beta) KL(p || m)."""
+    divergences = []
+    for answer in answers:
+        ids = torch.tensor([[*answer["prompt_ids"], *answer["answer_ids"]]])
+        p, q = (
+            model(ids)[0, len(answer["prompt_ids"]) - 1 : -1].softmax(dim=-1)
+            for model in (student, teacher)
+        )
+        m = beta * q + (1 - beta) * p
+        divergences.append(
+            beta * (q * (q / m).log()).sum(dim=1)
+            + (1 - beta) * (p * (p / m).log()).sum(dim=1)
+        )
+    return torch.cat(divergences).mean().item()
+
+
+@pytest.mark.slow
+def test_divergence_of_whole_distributions_falls_and_resumes_within_a_batch(
+    run_stage: Any,
+    start: dict[str, Path],
+    rl_config: dict[str, Any],
+    shape: Shape,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save_model(tmp_path / "teacher", shape, tensors_of(shape, seed=4))
+    config = {
+        **rl_config,
+        "algorithm": "distill",
+        "teacher": str(tmp_path / "teacher"),
+        "beta": 0.3,
+        "steps_per_batch": 2,
+        "epochs_per_batch": 2,
+        "steps": 12,
+    }
+    run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
+    lines = metrics(tmp_path / "whole")
+    answers = pq.ParquetFile(tmp_path / "whole" / "data" / "answers.parquet")
+    expected = dense_divergence(
+        load_model(start["pretrain"] / "model"),
+        load_model(tmp_path / "teacher"),
+        answers.read_row_group(0).to_pylist()[:16],
+        0.3,
+    )
+    assert lines[0]["loss"] == pytest.approx(expected, rel=1e-4)
+    assert lines[-1]["loss"] < 0.8 * lines[0]["loss"]
+    with killed_in(6, monkeypatch):
+        run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=6)
+    run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=6)
+    assert metrics(tmp_path / "killed") == lines
+    for name in ("model/model.safetensors", "answers.parquet"):
+        assert (tmp_path / "killed" / "data" / name).read_bytes() == (
+            tmp_path / "whole" / "data" / name
+        ).read_bytes()
+
+
 def test_teacher_of_another_vocabulary_is_rejected(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:

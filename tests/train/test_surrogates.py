@@ -63,6 +63,22 @@ def test_clip_high_changes_only_the_upper_bound() -> None:
     torch.testing.assert_close(loss, tensor(0.8, 1.5))
 
 
+def test_ratio_of_an_answer_is_the_geometric_mean_of_its_tokens() -> None:
+    """Ratios 2 and 1/2 and an ignored one have the mean 1, 3 and 3 have 3, clipped at
+    1.2; each token has a share of the gradient of its answer's ratio.
+    """
+    logps = tensor([2.0, 0.5, 9.0], [3.0, 3.0, 1.0]).log().requires_grad_(True)
+    mask = torch.tensor([[True, True, False]] * 2)
+    loss, clipped = surrogate_loss(
+        logps, torch.zeros_like(logps), tensor([1.0], [2.0]), clip=0.2, mask=mask
+    )
+    torch.testing.assert_close(loss.detach(), -tensor([1.0], [2.4]))
+    assert clipped.tolist() == [[False], [True]]
+    loss.sum().backward()
+    assert logps.grad is not None
+    torch.testing.assert_close(logps.grad, -tensor([0.5, 0.5, 0.0], [0.0, 0.0, 0.0]))
+
+
 def test_clipped_token_has_no_gradient_and_on_policy_token_that_of_reinforce() -> None:
     logps = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     loss, _ = surrogate_loss(logps, tensor(0.0, -1.0), tensor(3.0, 3.0), clip=0.2)
@@ -165,6 +181,11 @@ def test_advantages_within_groups() -> None:
     torch.testing.assert_close(
         group_advantages(rewards, 4, "none"),
         tensor(0.5, -0.5, -0.5, 0.5, 0.0, 0.0, 0.0, 0.0),
+    )
+    # Of 1, the others' mean is 1/3; of 0, it is 2/3.
+    torch.testing.assert_close(
+        group_advantages(rewards, 4, "leave_one_out"),
+        tensor(2 / 3, -2 / 3, -2 / 3, 2 / 3, 0.0, 0.0, 0.0, 0.0),
     )
     deviation = float(rewards.std())
     torch.testing.assert_close(

@@ -56,6 +56,21 @@ def training_jobs(
     rate = {"optimizer": {"learning_rate": 0.002}}
     tuned = {**inputs, "sft": str(folder / "adapters" / "data")}
     taught = {"teacher": "pretrain", "top_k": 7, "temperature": 2.0}
+    answers = {
+        **TRAINING,
+        **chats,
+        **rate,
+        "global_batch_size": 6,
+        "group_size": 2,
+        "max_new_tokens": 5,
+        "sequence_length": 32,
+        "epochs_per_batch": 2,
+        "holdout": 0.3,
+        "rewards": [
+            {"kind": "contains", "text": "e"},
+            {"kind": "length", "target_tokens": 3},
+        ],
+    }
     return [
         {
             "stage": "sft",
@@ -131,20 +146,17 @@ def training_jobs(
             "stage": "rl",
             "folder": str(folder / "rl"),
             "inputs": inputs,
+            "config": answers,
+        },
+        {
+            "stage": "rl",
+            "folder": str(folder / "rl taught"),
+            "inputs": inputs,
             "config": {
-                **TRAINING,
-                **chats,
-                **rate,
-                "global_batch_size": 6,
-                "group_size": 2,
-                "max_new_tokens": 5,
-                "sequence_length": 32,
-                "epochs_per_batch": 2,
-                "holdout": 0.3,
-                "rewards": [
-                    {"kind": "contains", "text": "e"},
-                    {"kind": "length", "target_tokens": 3},
-                ],
+                **answers,
+                "algorithm": "distill",
+                "teacher": str(prepared / "whole" / "data" / "model"),
+                "beta": 0.3,
             },
         },
     ]
@@ -314,6 +326,8 @@ def test_two_processes_tune_like_one(
         "taught",
         "rl",
         "rl split",
+        "rl taught",
+        "rl taught split",
     ):
         ours, theirs = map(
             read_metrics,

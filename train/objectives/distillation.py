@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.core.files import canonical_json, reserve, sha256_file
-from gristmill.mixtures.schema.posttraining import Distill, Divergence
+from gristmill.mixtures.schema.posttraining import Distill
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.loop.batch_plan import slices
@@ -82,7 +82,7 @@ def mass_of_others(logps: Tensor, ids: Tensor) -> Tensor:
 
 
 def divergence(
-    logits: Tensor, taught: Taught, temperature: float, kind: Divergence, beta: float
+    logits: Tensor, taught: Taught, temperature: float, beta: float
 ) -> Tensor:
     """Divergence of a student from its teacher per token, (m,) in nats.
 
@@ -90,7 +90,7 @@ def divergence(
         logits: (m, v) float32, of the student.
         taught: distributions of the teacher at the same temperature.
         temperature: divisor of the logits.
-        kind, beta: see `mixtures.schema.posttraining.Distill`.
+        beta: see `generalised_jsd`.
     """
     student = F.log_softmax(logits / temperature, dim=-1)
     teacher = taught.logps
@@ -103,36 +103,31 @@ def divergence(
             dim=1,
         )
         teacher = torch.cat((teacher, taught.rest[:, None]), dim=1)
-    return DIVERGENCES[kind](teacher, student, beta)
+    return generalised_jsd(teacher, student, beta)
 
 
-def forward_kl(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
+def forward_kl(teacher: Tensor, student: Tensor) -> Tensor:
     """KL(q || p) = sum of q (log q - log p), (m,), from log-probabilities (m,
     outcomes): Hinton et al. 2015.
     """
     return (teacher.exp() * (teacher - student)).sum(dim=-1)
 
 
-def reverse_kl(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
-    """KL(p || q) per token (Gu et al. 2024, "MiniLLM")."""
-    return forward_kl(student, teacher, beta)
+def generalised_jsd(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
+    """beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p, (m,), from
+    log-probabilities (m, outcomes): Agarwal et al. 2024, equation 1.
 
-
-def jsd(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
-    """beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p (Agarwal et
-    al. 2024, equation 1).
+    For beta 0 it is KL(q || p), and for 1 KL(p || q) (Gu et al. 2024, "MiniLLM"): the
+    limits of the sum divided by beta and by 1 - beta.
     """
+    if beta == 0.0:
+        return forward_kl(teacher, student)
+    if beta == 1.0:
+        return forward_kl(student, teacher)
     mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
-    return beta * forward_kl(teacher, mixture, beta) + (1 - beta) * forward_kl(
-        student, mixture, beta
+    return beta * forward_kl(teacher, mixture) + (1 - beta) * forward_kl(
+        student, mixture
     )
-
-
-DIVERGENCES: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "forward": forward_kl,
-    "reverse": reverse_kl,
-    "jsd": jsd,
-}
 
 
 def distilled_nll(
@@ -210,8 +205,7 @@ class _Distilled(torch.autograd.Function):
                     logits,
                     taught.apply(itemgetter(part)),
                     settings.temperature,
-                    settings.kind,
-                    settings.beta,
+                    settings.teacher_share,
                 )
                 mixed = (
                     1 - settings.weight
@@ -273,16 +267,21 @@ def teacher_key(
 
 
 class TeacherFiles:
-    """Writer of the files; several processes each write their own rows.
+    """Memory-mapped distributions of a teacher over the trained tokens of a packed set;
+    several processes each write their own rows.
 
     Args:
         folder: of the files, created by `create`.
         masks: loss masks of the rows.
+        mode: `r+` to write.
     """
 
-    def __init__(self, folder: Path, masks: LossMasks) -> None:
+    def __init__(
+        self, folder: Path, masks: LossMasks, mode: Literal["r", "r+"] = "r"
+    ) -> None:
         self._starts = token_starts(masks)
-        self._parts = _stored(folder, "r+")
+        names = (LOGPS, IDS, REST) if (folder / IDS).exists() else (LOGPS,)
+        self._parts = [np.load(folder / name, mmap_mode=mode) for name in names]
 
     @staticmethod
     def create(folder: Path, masks: LossMasks, kept: int, with_ids: bool) -> None:
@@ -316,19 +315,6 @@ class TeacherFiles:
         for part in self._parts:
             part.flush()
 
-
-class TeacherRows:
-    """Memory-mapped distributions of a teacher over the trained tokens of a packed set.
-
-    Args:
-        folder: of the files.
-        masks: loss masks of the rows.
-    """
-
-    def __init__(self, folder: Path, masks: LossMasks) -> None:
-        self._starts = token_starts(masks)
-        self._parts = _stored(folder, "r")
-
     def read(self, rows: np.ndarray) -> Taught:
         """Distributions of the trained tokens of some rows, in the given order."""
         places = token_places(self._starts, rows)
@@ -337,14 +323,6 @@ class TeacherRows:
             return Taught(logps)
         ids, remainder = of_top_ids
         return Taught(logps, ids.long(), remainder)
-
-
-def _stored(folder: Path, mode: Literal["r", "r+"]) -> list[np.memmap]:
-    """Arrays of a teacher: log-probabilities, and ids and rest unless it keeps all
-    ids.
-    """
-    names = (LOGPS, IDS, REST) if (folder / IDS).exists() else (LOGPS,)
-    return [np.load(folder / name, mmap_mode=mode) for name in names]
 
 
 def token_starts(masks: LossMasks) -> np.ndarray:
@@ -382,7 +360,7 @@ class TaughtTurns:
     """
 
     def __init__(
-        self, turns: AssistantTurns, teacher: TeacherRows, settings: Distill
+        self, turns: AssistantTurns, teacher: TeacherFiles, settings: Distill
     ) -> None:
         self._turns = turns
         self._teacher = teacher

@@ -4,7 +4,7 @@ log-probabilities.
 Legend, per pair: c and r are log pi(y|x) of the chosen and the rejected answer under
 the policy, c0 and r0 under the frozen reference, each summed over the answer's tokens;
 |c| and |r| are numbers of tokens. beta is the strength of the KL penalty, and delta =
-(c - c0) - (r - r0), the margin in nats.
+(c - c0) - (r - r0), the margin in nats. sigma is the logistic function.
 """
 
 from __future__ import annotations
@@ -18,11 +18,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gristmill.dataprep.user_functions import blaming, load_own
-from gristmill.mixtures.schema.posttraining import Dpo, OwnLoss, PreferenceLoss
+from gristmill.mixtures.schema.posttraining import (
+    LossSettings,
+    OwnLoss,
+    PolicyDivergence,
+    PreferenceLoss,
+)
 from gristmill.mixtures.user_code import Own, OwnCodeError
 
-REFERENCE_FREE = ("simpo", "orpo")
+REFERENCE_FREE = ("simpo", "orpo", "cpo")
 """Losses that depend only on the policy."""
+DISCOPOP_TEMPERATURE = 0.05
+"""tau of Lu et al. 2024, equation 5."""
+LARGEST_EXPONENT = 80.0
+"""Limit of exponents of log-ratios, so that exp is finite in float32 (TRL's
+DPOTrainer).
+"""
 
 
 @dataclass(frozen=True)
@@ -67,62 +78,48 @@ class PairLogps:
             self.rejected - self.reference_rejected,
         )
 
+    def rewards(self, beta: float) -> tuple[Tensor, Tensor]:
+        """(beta (c - c0), beta (r - r0))."""
+        chosen, rejected = self.gains
+        return beta * chosen, beta * rejected
+
     @property
     def means(self) -> tuple[Tensor, Tensor]:
         """(c / |c|, r / |r|): log-probability per token under the policy."""
         return self.chosen / self.chosen_tokens, self.rejected / self.rejected_tokens
 
 
-@dataclass(frozen=True)
-class LossSettings:
-    """Settings of a loss; see `mixtures.schema.posttraining.Dpo`."""
-
-    beta: float
-    label_smoothing: float = 0.0
-    gamma_ratio: float = 0.5
-    odds_weight: float = 0.1
-    sft_weight: float = 0.0
-
-    @classmethod
-    def of(cls, section: Dpo) -> LossSettings:
-        """Settings of a manifest's section."""
-        return cls(
-            section.beta,
-            section.label_smoothing,
-            section.gamma_ratio,
-            section.odds_weight,
-            section.sft_weight,
-        )
-
-
 def preference_loss(
-    kind: PreferenceLoss | Own, logps: PairLogps, settings: LossSettings
+    logps: PairLogps, settings: LossSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss of each pair.
 
     Args:
-        kind: name of a loss (the functions below cite their sources), or the user's
-            own.
         logps: of n pairs.
-        settings: beta and further settings of some losses.
+        settings: name of a loss (the functions below cite their sources) or the user's
+            own, beta and further settings of some losses.
 
     Returns:
         losses (n,), and the implicit rewards of chosen and rejected answers (n,) each,
-        without gradient: beta times the log-ratio to the reference, or for
-        reference-free losses beta times the log-probability per token.
+        without gradient: beta times the log-ratio to the reference, for `cpo` beta
+        times the log-probability, or for other reference-free losses beta times the
+        log-probability per token.
 
     Raises:
         OwnCodeError: the user's own fails, or does not return a loss for each pair.
     """
+    kind = settings.loss
     losses = (
         own_losses(kind, logps)
         if isinstance(kind, Own)
-        else LOSSES[kind](logps, settings)
+        else LOSSES[kind](divergence_scores(logps, settings.divergence), settings)
     )
     if settings.sft_weight:
         # Per sequence, then over pairs: RPO's term (Pang et al. 2024, equation 1).
         losses = losses - settings.sft_weight * logps.means[0]
     gained = logps.means if kind in REFERENCE_FREE else logps.gains
+    if kind == "cpo":
+        gained = logps.sums[:2]
     chosen, rejected = (settings.beta * part.detach() for part in gained)
     return losses, chosen, rejected
 
@@ -135,29 +132,43 @@ def own_losses(own: Own, logps: PairLogps) -> Tensor:
     """
     function = load_own(own, *(OwnLoss.takes or ()))
     with blaming(own.use):
-        losses = function(
-            logps.chosen,
-            logps.rejected,
-            logps.reference_chosen,
-            logps.reference_rejected,
-        )
-    remedy = f"return a tensor of {len(logps.chosen)} losses, one for each pair"
+        losses = function(*logps.sums)
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
-        raise OwnCodeError(
-            f"{own.use.place}: {own.use.name} returned {type(losses).__name__}; "
-            f"{remedy}"
+        returned = type(losses).__name__
+    elif losses.shape != logps.chosen.shape:
+        returned = f"a tensor of shape {tuple(losses.shape)}"
+    elif logps.chosen.requires_grad and not losses.requires_grad:
+        returned = "a tensor that has no gradient"
+    else:
+        return losses
+    raise OwnCodeError(
+        f"{own.use.place}: {own.use.name} returned {returned}; return a tensor of "
+        f"{len(logps.chosen)} losses, one for each pair, computed from chosen_logps "
+        "and rejected_logps by torch, without detaching them"
+    )
+
+
+def divergence_scores(logps: PairLogps, divergence: PolicyDivergence) -> PairLogps:
+    """Pairs whose log-ratios to the reference, x, are replaced by f'(e^x): DPO with
+    another f-divergence from the reference as its penalty (Wang et al. 2023,
+    "f-DPO").
+
+    f'(u) is log u of the reverse KL, 1 - 1/u of the forward KL, log(2u / (1 + u)) of
+    the Jensen-Shannon divergence, and (1 - u^-alpha) / alpha of the alpha-divergence,
+    without constants, so that all are 0 where policy and reference are equal.
+    """
+    if divergence == "reverse_kl":
+        return logps
+    if divergence == "js":
+        chosen, rejected = (math.log(2) + F.logsigmoid(gain) for gain in logps.gains)
+    else:
+        alpha = 1.0 if divergence == "forward_kl" else divergence
+        chosen, rejected = (
+            -torch.expm1((-alpha * gain).clamp(max=LARGEST_EXPONENT)) / alpha
+            for gain in logps.gains
         )
-    if losses.shape != logps.chosen.shape:
-        raise OwnCodeError(
-            f"{own.use.place}: {own.use.name} returned a tensor of shape "
-            f"{tuple(losses.shape)}; {remedy}"
-        )
-    if logps.chosen.requires_grad and not losses.requires_grad:
-        raise OwnCodeError(
-            f"{own.use.place}: what {own.use.name} returned has no gradient; compute "
-            "it from chosen_logps and rejected_logps by torch, without detaching them"
-        )
-    return losses
+    equal = torch.zeros_like(chosen)
+    return PairLogps(chosen, rejected, equal, equal, *logps.tokens)
 
 
 def dpo_loss(
@@ -189,8 +200,6 @@ def dpo_loss(
     '0.474077'
     """
     margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
-    if not label_smoothing:
-        return -F.logsigmoid(margin)
     return -(1 - label_smoothing) * F.logsigmoid(
         margin
     ) - label_smoothing * F.logsigmoid(-margin)
@@ -339,14 +348,90 @@ def orpo_loss(
     return -better - odds_weight * F.logsigmoid(odds)
 
 
-def loss_at_start(kind: PreferenceLoss | Own, beta: float) -> float | None:
+def cpo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Tensor:
+    """-log sigma(beta (c - r)): DPO with a uniform reference (CPO, Xu et al. 2024,
+    equation 3), whose
+    authors add the chosen answer's own loss, as `sft_weight` does.
+
+    Args:
+        chosen, rejected: (n,) float32, log-probabilities of the answers, summed over
+            their tokens.
+        beta: scale of the margin.
+    """
+    return -F.logsigmoid(beta * (chosen - rejected))
+
+
+def exo_loss(chosen: Tensor, rejected: Tensor, label_smoothing: float = 1e-3) -> Tensor:
+    """KL(P || Q), P = (sigma(x - y), sigma(y - x)), Q = (1 - e, e): EXO for pairs (Ji et
+    al. 2024, equation 16).
+
+    Args:
+        chosen, rejected: (n,) float32, rewards of the answers: x = beta (c - c0), y =
+            beta (r - r0).
+        label_smoothing: e, above 0.
+    """
+    margin = chosen - rejected
+    return margin.sigmoid() * (F.logsigmoid(margin) - math.log1p(-label_smoothing)) + (
+        -margin
+    ).sigmoid() * (F.logsigmoid(-margin) - math.log(label_smoothing))
+
+
+def nca_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """-log sigma(x) - log sigma(-x) / 2 - log sigma(-y) / 2: NCA for pairs (Chen et al.
+    2024), which keeps chosen answers likely. Arguments as for `exo_loss`.
+    """
+    return -F.logsigmoid(chosen) - (F.logsigmoid(-chosen) + F.logsigmoid(-rejected)) / 2
+
+
+def bco_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """-log sigma(x) - log sigma(-y): a classifier of single answers (BCO, Jung et al.
+    2024), without the running mean of rewards that its authors subtract, as TRL's
+    `bco_pair`. Arguments as for `exo_loss`.
+    """
+    return -F.logsigmoid(chosen) - F.logsigmoid(-rejected)
+
+
+def sppo_loss(chosen: Tensor, rejected: Tensor, beta: float = 0.1) -> Tensor:
+    """((x - 1/2)^2 + (y + 1/2)^2) / beta^2: SPPO with certain preferences (Wu et al.
+    2024, equation 4.7). Arguments as for `exo_loss`.
+    """
+    return ((chosen - 0.5) ** 2 + (rejected + 0.5) ** 2) / beta**2
+
+
+def apo_zero_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """sigma(-x) + sigma(y): for chosen answers that are better than the model's
+    (APO-zero, D'Oosterlinck et al. 2024, equation 7). Arguments as for `exo_loss`.
+    """
+    return (-chosen).sigmoid() + rejected.sigmoid()
+
+
+def apo_down_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """sigma(x) + sigma(y - x): for chosen answers that are worse than the model's
+    (APO-down, D'Oosterlinck et al. 2024, equation 8). Arguments as for `exo_loss`.
+    """
+    return chosen.sigmoid() + (rejected - chosen).sigmoid()
+
+
+def discopop_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """-(1 - s) log sigma(d) + s e^-d, d = x - y, s = sigma(d / tau): log-ratio modulated
+    loss (DiscoPOP, Lu et al. 2024, equation 5). Arguments as for `exo_loss`.
+    """
+    margin = chosen - rejected
+    modulation = margin / DISCOPOP_TEMPERATURE
+    # The product of both exponentials is finite where the second is not.
+    return (F.logsigmoid(modulation) - margin).exp() - (
+        -modulation
+    ).sigmoid() * F.logsigmoid(margin)
+
+
+def loss_at_start(settings: LossSettings) -> float | None:
     """Value of a loss with a reference while the policy equals the reference; None for
     other losses.
     """
-    if isinstance(kind, Own) or kind in REFERENCE_FREE:
+    if isinstance(settings.loss, Own) or settings.loss in REFERENCE_FREE:
         return None
-    special = {"hinge": 1.0, "ipo": 1 / (4 * beta**2), "ipo_sum": 1 / (4 * beta**2)}
-    return special.get(kind, math.log(2.0))
+    pair = PairLogps(*torch.zeros(4, 1), *torch.ones(2, 1))
+    return LOSSES[settings.loss](pair, settings).item()
 
 
 def _log_one_minus_exp(x: Tensor) -> Tensor:
@@ -360,6 +445,13 @@ def _log_one_minus_exp(x: Tensor) -> Tensor:
         torch.log(-torch.expm1(torch.where(near, x, -1.0))),
         torch.log1p(-torch.exp(torch.where(near, -1.0, x))),
     )
+
+
+def of_rewards(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[[PairLogps, LossSettings], Tensor]:
+    """Loss of pairs from a loss of their rewards."""
+    return lambda pairs, settings: loss(*pairs.rewards(settings.beta))
 
 
 LOSSES: dict[PreferenceLoss, Callable[[PairLogps, LossSettings], Tensor]] = {
@@ -382,5 +474,19 @@ LOSSES: dict[PreferenceLoss, Callable[[PairLogps, LossSettings], Tensor]] = {
     "orpo": lambda pairs, settings: orpo_loss(
         pairs.chosen, pairs.rejected, *pairs.tokens, settings.odds_weight
     ),
+    "cpo": lambda pairs, settings: cpo_loss(
+        pairs.chosen, pairs.rejected, settings.beta
+    ),
+    "exo_pair": lambda pairs, settings: exo_loss(
+        *pairs.rewards(settings.beta), settings.label_smoothing
+    ),
+    "nca_pair": of_rewards(nca_loss),
+    "bco_pair": of_rewards(bco_loss),
+    "sppo_hard": lambda pairs, settings: sppo_loss(
+        *pairs.rewards(settings.beta), settings.beta
+    ),
+    "apo_zero": of_rewards(apo_zero_loss),
+    "apo_down": of_rewards(apo_down_loss),
+    "discopop": of_rewards(discopop_loss),
 }
 """Losses by their names in a manifest."""

@@ -16,7 +16,6 @@ from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.preference_losses import (
-    LossSettings,
     PairLogps,
     preference_loss,
 )
@@ -118,9 +117,7 @@ class Preferences:
         chosen, rejected = model(batch.ids, head).chunk(2)
         tokens = (batch.targets != IGNORED).sum(dim=1).float().chunk(2)
         logps = PairLogps(chosen, rejected, *batch.reference.unbind(1), *tokens)
-        losses, chosen_rewards, rejected_rewards = preference_loss(
-            self._section.loss, logps, LossSettings.of(self._section)
-        )
+        losses, chosen_rewards, rejected_rewards = preference_loss(logps, self._section)
         gains = logps.gains
         measured = (
             losses,

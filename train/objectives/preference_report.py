@@ -22,7 +22,6 @@ from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.eval.intervals import Estimate, share_with_interval
 from gristmill.train.objectives.preference_losses import (
-    LossSettings,
     PairLogps,
     preference_loss,
 )
@@ -73,9 +72,7 @@ def pair_rewards(
         for part in (logps, reference, tokens)
         for place in (0, 1)
     ]
-    _, chosen, rejected = preference_loss(
-        section.loss, PairLogps(*columns), LossSettings.of(section)
-    )
+    _, chosen, rejected = preference_loss(PairLogps(*columns), section)
     rewards: np.ndarray = torch.stack([chosen, rejected], dim=1).numpy()
     return rewards
 

@@ -180,7 +180,7 @@ def certify_start(
     """
     measured = measured_at_start(model, objective, section, world)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
-    expected = loss_at_start(section.loss, section.beta)
+    expected = loss_at_start(section)
     tolerance = LARGEST_MARGIN[dtype]
     if isinstance(section.loss, Own):
         if not math.isfinite(certificate["loss"]):

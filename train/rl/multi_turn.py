@@ -86,6 +86,14 @@ class Dialogue:
         for another turn (the tool's answer is then dropped), and if its last turn makes
         a call.
         """
+
+        def cut(text: str) -> str:
+            text = self.chat.plain(text)
+            ids = self.chat.tokenizer.encode(text, add_special_tokens=False).ids
+            if len(ids) <= self.answer_tokens:
+                return text
+            return self.chat.decode(ids[: self.answer_tokens]) + CUT
+
         everyone = [_Open(answer) for answer in asked]
         running = everyone
         for turn in range(1, self.turns + 1):
@@ -120,7 +128,7 @@ class Dialogue:
             running = []
             for open_answer in calling:
                 answers = [
-                    replace(tool_call, answer=self._cut(tool_call.answer))
+                    replace(tool_call, answer=cut(tool_call.answer))
                     for tool_call in islice(used, len(open_answer.calls))
                 ]
                 open_answer.used += answers
@@ -139,10 +147,3 @@ class Dialogue:
             )
             for answer in everyone
         ]
-
-    def _cut(self, answer: str) -> str:
-        answer = self.chat.plain(answer)
-        ids = self.chat.tokenizer.encode(answer, add_special_tokens=False).ids
-        if len(ids) <= self.answer_tokens:
-            return answer
-        return self.chat.decode(ids[: self.answer_tokens]) + CUT

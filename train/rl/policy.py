@@ -1,4 +1,5 @@
-"""Policy outputs for answers: log-probabilities and entropy.
+"""Policy outputs for answers: log-probabilities, entropy, and divergence from a
+teacher.
 
 Probabilities are those at the sampling temperature. All log-probabilities that are
 compared come from this forward pass, also those of the sampling policy: the sampling
@@ -9,84 +10,92 @@ in the first update of a batch is exactly 1.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.loop.batch_plan import slices
+from gristmill.train.objectives.distillation import generalised_jsd
 from gristmill.train.objectives.losses import chunk_rows
 from gristmill.train.rl.rollout import Part
 
 
 class Opinion(NamedTuple):
-    """Policy outputs for n answers of r tokens: log-probabilities with gradients,
-    entropy without; (n, r) float32. Entries without a token are 0.
+    """Policy outputs for n answers of r tokens: log-probabilities and divergences with
+    gradients, entropy without; (n, r) float32. Entries without a token are 0.
     """
 
     logps: Tensor
     entropies: Tensor
+    divergences: Tensor
 
 
-def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
-    """Run a model, sharded or not, on prompts and answers."""
+def opinion_of(
+    model: nn.Module,
+    part: Part,
+    temperature: float,
+    teacher: Tensor | None = None,
+    beta: float = 0.0,
+) -> Opinion:
+    """Run a model, sharded or not, on prompts and answers.
+
+    Args:
+        model: the policy.
+        part: the answers.
+        temperature: divides logits.
+        teacher: (m, v) float32, see `answer_distributions`; divergences are 0 without
+            it.
+        beta: see `distillation.generalised_jsd`.
+    """
 
     def head(hidden: Tensor, matrix: Tensor) -> Opinion:
-        rows = torch.arange(len(part.mask), device=hidden.device)[:, None].expand_as(
-            part.mask
-        )[part.mask]
-        chosen = hidden[rows, part.columns[part.mask]]
-        logps, entropies = token_logps(
-            chosen, matrix, part.tokens[part.mask], temperature
-        )
+        predicting = part.predicting(hidden)
+        tokens = part.tokens[part.mask]
 
-        def on_answers(values: Tensor) -> Tensor:
-            return torch.zeros(part.mask.shape, device=hidden.device).masked_scatter(
-                part.mask, values
+        def opinion_of_chunk(chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
+            logits = F.linear(predicting[chunk], matrix).float()
+            scores = (logits / temperature).log_softmax(dim=-1)
+            with torch.no_grad():
+                entropies = -(scores.exp() * scores).sum(dim=-1)
+            return (
+                scores.gather(1, tokens[chunk, None]).squeeze(1),
+                entropies,
+                torch.zeros_like(entropies)
+                if teacher is None
+                else generalised_jsd(teacher[chunk], scores, beta),
             )
 
-        return Opinion(on_answers(logps), on_answers(entropies))
+        # The logits of all tokens never exist at once: the backward pass recomputes
+        # each chunk.
+        chunks = [
+            checkpoint(
+                opinion_of_chunk, chunk, use_reentrant=False, preserve_rng_state=False
+            )
+            for chunk in slices(len(predicting), chunk_rows(matrix))
+        ]
+        empty = torch.zeros(part.mask.shape, device=hidden.device)
+        return Opinion(
+            *(
+                empty.masked_scatter(part.mask, torch.cat(column))
+                for column in zip(*chunks, strict=True)
+            )
+        )
 
     return model(part.ids, head)
 
 
-def token_logps(
-    hidden: Tensor, matrix: Tensor, tokens: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token, and the entropy (without gradient) of its
-    distribution; both (m,) float32.
-
-    The logits of all tokens never exist at once: the backward pass recomputes each
-    chunk.
-
-    Args:
-        hidden: (m, d) hidden states that predict the tokens.
-        matrix: (v, d), the output matrix.
-        tokens: (m,) int64.
-        temperature: divides logits.
+def answer_distributions(model: nn.Module, part: Part, temperature: float) -> Tensor:
+    """Log-probabilities (m, v) float32 of all ids at the m sampled tokens of answers,
+    row by row, without gradients.
     """
-    parts = [
-        checkpoint(
-            _chunk_logps,
-            hidden[part],
-            matrix,
-            tokens[part],
-            temperature,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for part in slices(len(hidden), chunk_rows(matrix))
-    ]
-    logps, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
-    return logps, entropies
 
+    def head(hidden: Tensor, matrix: Tensor) -> Tensor:
+        logits = F.linear(part.predicting(hidden), matrix).float()
+        return (logits / temperature).log_softmax(dim=-1)
 
-def _chunk_logps(
-    hidden: Tensor, matrix: Tensor, tokens: Tensor, temperature: float
-) -> tuple[Any, Any]:
-    scores = (F.linear(hidden, matrix).float() / temperature).log_softmax(dim=-1)
-    with torch.no_grad():
-        entropies = -(scores.exp() * scores).sum(dim=-1)
-    return scores.gather(1, tokens[:, None]).squeeze(1), entropies
+    with evaluating(model):
+        return model(part.ids, head)

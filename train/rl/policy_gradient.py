@@ -8,29 +8,28 @@ mask are ignored.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from gristmill.mixtures.schema.rl import KlEstimator, Normalisation, Scale
+
 STD_FLOOR = 1e-4
 """Added to the divisor of advantages, a standard deviation (TRL's GRPOTrainer)."""
-Scale = Literal["group", "batch", "none"]
-KlEstimator = Literal["k1", "k2", "k3"]
-Normalisation = Literal["sequence", "token", "constant"]
 
 
 def group_advantages(rewards: Tensor, group_size: int, scale: Scale) -> Tensor:
     """Rewards minus the mean of their group, optionally divided by a standard
     deviation; (n,).
 
-    Shao et al. 2024, section 4.1.2; without the division Liu et al. 2025 (Dr. GRPO).
-    The deviation is the unbiased one (n - 1), as in TRL.
+    Shao et al. 2024, section 4.1.2; without the division Liu et al. 2025 (Dr. GRPO);
+    minus the mean of the other rewards of the group Ahmadian et al. 2024 (RLOO). The
+    deviation is the unbiased one (n - 1), as in TRL.
 
     Args:
         rewards: (n,), answers to a prompt adjacent.
         group_size: g.
-        scale: divisor: the deviation of the group, of the batch, or none.
+        scale: divisor: the deviation of the group, of the batch, none, or (g - 1) / g,
+            which gives the difference from the mean of the other rewards.
 
     >>> group_advantages(torch.tensor([1.0, 0.0, 0.5, 0.5]), 2, "none").tolist()
     [0.5, -0.5, 0.0, 0.0]
@@ -39,6 +38,8 @@ def group_advantages(rewards: Tensor, group_size: int, scale: Scale) -> Tensor:
     advantages = (groups - groups.mean(dim=1, keepdim=True)).flatten()
     if scale == "none":
         return advantages
+    if scale == "leave_one_out":
+        return advantages * (group_size / (group_size - 1))
     deviation = (
         groups.std(dim=1).repeat_interleave(group_size)
         if scale == "group"
@@ -59,12 +60,14 @@ def surrogate_loss(
     advantages: Tensor,
     clip: float,
     clip_high: float | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Clipped surrogate per token: -min(ratio A, clip(ratio, 1 - clip, 1 + clip_high)
     A).
 
     Schulman et al. 2017, equation 7; with another upper bound it is DAPO's
-    "clip-higher" (Yu et al. 2025, section 3.1).
+    "clip-higher" (Yu et al. 2025, section 3.1); with an answer's ratio it is GSPO's
+    (Zheng et al. 2025, equations 5 and 7).
 
     Args:
         logps, old: log-probabilities of the tokens under the current and under the
@@ -72,6 +75,8 @@ def surrogate_loss(
         advantages: of each token; (n, 1) if equal for all tokens of an answer.
         clip, clip_high: lower and upper clip of the ratio; `clip` for both if the
             latter is absent.
+        mask: (n, r) bool, tokens whose ratios have their geometric mean as the ratio of
+            each token of the answer; each token has its own ratio if absent.
 
     Returns:
         the loss, and a bool mask of tokens whose clipped term is the smaller one: their
@@ -81,7 +86,11 @@ def surrogate_loss(
     >>> f"{loss.item():.1f}", clipped.item()
     ('-1.2', True)
     """
-    ratio = (logps - old).exp()
+    log_ratio = logps - old
+    if mask is not None:
+        tokens = mask.sum(dim=1, keepdim=True).clamp(min=1)
+        log_ratio = (log_ratio * mask).sum(dim=1, keepdim=True) / tokens
+    ratio = log_ratio.exp()
     plain = ratio * advantages
     clipped = (
         ratio.clamp(1.0 - clip, 1.0 + (clip if clip_high is None else clip_high))

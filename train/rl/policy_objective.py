@@ -1,4 +1,5 @@
-"""Objective of reinforcement learning: a clipped surrogate over answers, with a KL term.
+"""Objective of reinforcement learning: a clipped surrogate over answers, with a KL
+term, or the divergence from a teacher.
 
 A row is a position in the stream of answers: each step's rows follow those of the
 previous step, so every row is read once. The step determines its answers: a batch's
@@ -19,7 +20,7 @@ from gristmill.core.files import canonical_json
 from gristmill.mixtures.schema.rl import Curriculum, Rl
 from gristmill.mixtures.user_code import name_of
 from gristmill.train.loop.objective import Measured, ReadDocument
-from gristmill.train.rl.policy import opinion_of
+from gristmill.train.rl.policy import answer_distributions, opinion_of
 from gristmill.train.rl.policy_gradient import (
     kl_estimate,
     kl_loss,
@@ -100,21 +101,35 @@ class Reinforcement:
             else np.zeros(1, dtype=np.int64)
         )
         part = self._rollouts.part(places).to(self._device)
-        opinion = opinion_of(model, part, self._section.temperature)
+        section = self._section
+        beta = section.beta
+        teacher = (
+            None
+            if beta is None or self._actor.reference is None
+            else answer_distributions(self._actor.reference, part, section.temperature)
+        )
+        opinion = opinion_of(model, part, section.temperature, teacher, beta or 0.0)
         width = opinion.logps.shape[1]
         old, reference, advantages, weights = self._rollouts.of(
             places, width, self._device, "old", "reference", "advantages", "weights"
         )
         losses, clipped = surrogate_loss(
-            opinion.logps, old, advantages, self._section.clip, self._section.clip_high
+            opinion.logps,
+            old,
+            advantages,
+            section.clip,
+            section.clip_high,
+            part.mask if section.ratio == "sequence" else None,
         )
-        if self._section.algorithm == "grpo" and self._section.kl_weight:
-            losses = losses + self._section.kl_weight * kl_loss(
+        if teacher is not None:
+            losses, clipped = opinion.divergences, torch.zeros_like(part.mask)
+        if section.algorithm == "grpo" and section.kl_weight:
+            losses = losses + section.kl_weight * kl_loss(
                 opinion.logps,
                 old,
                 reference,
-                self._section.kl_estimator,
-                self._section.kl_correction,
+                section.kl_estimator,
+                section.kl_correction,
             )
         row_losses = (losses * weights).sum(dim=1)
         divergence = kl_estimate(opinion.logps.detach(), reference, "k3") * part.mask
@@ -142,10 +157,7 @@ class Reinforcement:
                             totals.square().sum(),
                             (~rollouts.ended[chosen]).sum().double(),
                             rollouts.flat[chosen].sum().double(),
-                            (
-                                totals
-                                >= (self._section.curriculum or Curriculum()).passed_at
-                            )
+                            (totals >= (section.curriculum or Curriculum()).passed_at)
                             .sum()
                             .double(),
                             *(

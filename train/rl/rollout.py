@@ -87,6 +87,13 @@ class Part(TensorBatch):
     mask: Tensor
     tokens: Tensor
 
+    def predicting(self, hidden: Tensor) -> Tensor:
+        """Hidden states (m, d), of (n, t, d), that predict the m sampled tokens, row by
+        row.
+        """
+        rows, _ = self.mask.nonzero(as_tuple=True)
+        return hidden[rows, self.columns[self.mask]]
+
 
 class Rollouts:
     """Current answers, on the CPU and equal on every rank; N answers of at most R

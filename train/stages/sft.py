@@ -33,7 +33,7 @@ from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import Shape
 from gristmill.train.objectives.distillation import (
     TaughtTurns,
-    TeacherRows,
+    TeacherFiles,
     teacher_key,
 )
 from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate, prove
@@ -190,7 +190,7 @@ def taught_turns(
         student.vocab_size,
     )
     check_key(inputs["teacher"], key, "teacher's distributions", "teacher")
-    return TaughtTurns(turns, TeacherRows(inputs["teacher"], turns.masks), distill)
+    return TaughtTurns(turns, TeacherFiles(inputs["teacher"], turns.masks), distill)
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ def teach(
     tokens: nll, mass of ids not stored, tokens.
     """
     model = sharded_model(shape, stored(folder), world, dtype, context.training.compute)
-    files = TeacherFiles(out, objective.masks)
+    files = TeacherFiles(out, objective.masks, "r+")
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     rows = np.arange(objective.order.total, dtype=np.int64)
     with evaluating(model):
