@@ -24,6 +24,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from gristmill.mixtures.hub_paths import HUB, is_hub_model
+
 if TYPE_CHECKING:
     import numpy as np
     from _typeshed import DataclassInstance
@@ -64,7 +66,7 @@ relative path.
 
 def as_path(location: str | Path) -> Path:
     """Turn a local path or an fsspec URL into a path object; fetches a file that a job
-    carries.
+    carries, and a model of the Hugging Face Hub.
     """
     text = str(location)
     if "://" not in text:
@@ -76,6 +78,11 @@ def as_path(location: str | Path) -> Path:
             if isinstance(carried, Mapping)
             else _fetch_once(carried)
         )
+    if text.startswith(HUB):
+        from gristmill.core import hub
+
+        if is_hub_model(text):
+            return hub.snapshot(text)
     from upath import UPath
 
     protocol = text.partition("://")[0]

@@ -26,6 +26,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from gristmill.mixtures.hub_paths import HUB, is_at_commit
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 InnerFraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 PartialShare = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -183,15 +185,24 @@ class OutsidePath(str):
     """A file, glob, folder or URL that is not an output of a stage.
 
     A relative path is relative to the manifest's folder. Fingerprints contain its
-    content, not the path.
+    content, not the path. A name of the Hugging Face Hub has a commit.
     """
 
     @classmethod
     def __get_pydantic_core_schema__(
         cls, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
+        def checked(value: str) -> OutsidePath:
+            if value.startswith(HUB) and not is_at_commit(value):
+                raise ValueError(
+                    "must be hf://NAME@COMMIT or hf://datasets/NAME@COMMIT with a commit "
+                    "of 40 hexadecimal digits, since branches and tags move; write "
+                    "their commits in with: gristmill lock MANIFEST"
+                )
+            return cls(value)
+
         return core_schema.no_info_after_validator_function(
-            cls, core_schema.str_schema()
+            checked, core_schema.str_schema()
         )
 
 

@@ -22,6 +22,7 @@ from gristmill.dataprep.examples.read_examples import (
     made_path,
     read_set,
 )
+from gristmill.mixtures.hub_paths import without_commit
 from gristmill.mixtures.schema.posttraining import Instructions, PreferencePairs
 
 QUARANTINED = "refused.jsonl"
@@ -104,7 +105,7 @@ def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
     """
     names: list[str] = []
     for path in paths:
-        file_name = PurePosixPath(path.rstrip("/:")).name
+        file_name = PurePosixPath(without_commit(path).rstrip("/:")).name
         stem = (
             re.sub(r"[^A-Za-z0-9_-]+", "-", file_name.split(".")[0]).strip("-") or "set"
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from gristmill.core.files import DEFAULT_STORE, as_path, sha256_file
+from gristmill.core.files import (
+    DEFAULT_STORE,
+    as_path,
+    sha256_file,
+)
 from gristmill.core.object_stores import not_installed
 from gristmill.dataprep.readers.binary_formats import (
     answers,
@@ -35,13 +40,19 @@ from gristmill.dataprep.readers.pythondocs import (
     python_listing,
     python_parts,
 )
+from gristmill.mixtures.hub_paths import HUB, is_hub_model
 from gristmill.mixtures.schema.sources import DATASETS, DocumentFiles, OwnListing
 from gristmill.mixtures.user_code import OwnCodeError
 
-_STAMP_KEYS = "ETag etag mtime LastModified last_modified updated created".split()
+_STAMP_KEYS = (
+    "ETag etag blob_id mtime LastModified last_modified updated created".split()
+)
 """Keys for the version of a file's content in fsspec's description of it; they differ
 by store.
 """
+
+_BLOB = re.compile(r".*/blobs/(?P<hash>[0-9a-f]{40,64})")
+"""Target of a link in Hugging Face's cache: the Git or SHA-256 hash of the content."""
 
 
 class LinkOutsideError(ValueError):
@@ -66,25 +77,33 @@ Matches = tuple[str, list[Found]]
 
 def find(path: str) -> Matches:
     """Find the files of a path."""
-    if "://" in path:
-        import fsspec
+    if is_hub_model(path):
+        from gristmill.core.hub import MODEL_FILES
 
-        store, inner = fsspec.core.url_to_fs(path)
-        if glob.has_magic(inner) and not store.exists(inner):
+        kind, files = find(str(as_path(path)))
+        if kind == "folder":
+            files = [file for file in files if file.name.endswith(MODEL_FILES)]
+        return kind, files
+    if "://" in path:
+        location: Any = as_path(path)
+        store, inner = location.fs, location.path
+        try:
+            info = store.info(inner)
+        except FileNotFoundError:
+            if not glob.has_magic(inner):
+                return "missing", []
             root = _split_glob(inner)[0]
             return "glob", _remote_files(store, root, store.glob(inner, detail=True))
-        if store.isfile(inner):
+        if info["type"] == "file":
             root = inner.rpartition("/")[0]
-            return "file", _remote_files(store, root, {inner: store.info(inner)})
-        if not store.isdir(inner):
-            return "missing", []
+            return "file", _remote_files(store, root, {inner: info})
         return "folder", _remote_files(store, inner, store.find(inner, detail=True))
     path = os.path.expanduser(path)
     if os.path.isfile(path):
         return "file", [_local_file(*os.path.split(path))]
     if os.path.isdir(path):
         # regular files, also through links; no pipes, devices and outputs of runs
-        files: list[Found] = []
+        files = []
         for parent, folders, names in os.walk(path):
             folders[:] = sorted(
                 name
@@ -119,10 +138,12 @@ def _file_inside(root: str, name: str) -> Found:
     location = os.path.realpath(os.path.join(root, name))
     base = os.path.realpath(root or ".")
     allowed = [base]
-    # Hugging Face cache: a snapshot's files link to its blobs.
-    if os.path.basename(os.path.dirname(base)) == "snapshots":
-        allowed.append(os.path.join(os.path.dirname(os.path.dirname(base)), "blobs"))
-    if not any(os.path.commonpath([location, folder]) == folder for folder in allowed):
+    # Hugging Face cache: a snapshot's files link to the blobs of its repository, which
+    # may link to those that several repositories share.
+    repository, in_snapshot, _ = base.partition("/snapshots/")
+    if in_snapshot:
+        allowed += [f"{repository}/blobs", f"{os.path.dirname(repository)}/blobs"]
+    if not any(Path(location).is_relative_to(folder) for folder in allowed):
         raise LinkOutsideError(
             f"{os.path.join(root, name)} links to {location}, "
             f"which lies outside of {base}"
@@ -143,11 +164,13 @@ def _split_glob(path: str) -> tuple[str, str]:
 def _local_file(root: str, name: str) -> Found:
     location = os.path.join(root, name)
     status = os.stat(location)
+    link = os.readlink(location) if os.path.islink(location) else ""
+    blob = _BLOB.fullmatch(link)
     return Found(
         Path(name).as_posix(),
         os.path.abspath(location),
         status.st_size,
-        str(status.st_mtime_ns),
+        blob["hash"] if blob else str(status.st_mtime_ns),
     )
 
 
@@ -261,12 +284,8 @@ def listing(name: str, source: DocumentFiles, verify: bool = False) -> list[List
 
 
 def _listed_file(file: Found | SourceFile, hashed: bool) -> ListedFile:
-    digest = sha256_file(as_path(file.location)) if hashed else ""
-    return {
-        "path": file.name,
-        "size": file.size,
-        "stamp": f"sha256:{digest}" if hashed else file.stamp,
-    }
+    stamp = f"sha256:{sha256_file(as_path(file.location))}" if hashed else file.stamp
+    return {"path": file.name, "size": file.size, "stamp": stamp}
 
 
 def outside_listing(key: str, path: str, verify: bool = False) -> list[ListedFile]:
@@ -505,7 +524,8 @@ def _nothing(
     kind: str, path: str, source_format: str, ignored: Mapping[str, int]
 ) -> str:
     if kind == "missing":
-        return f"{path} does not exist; correct its path"
+        access = ", or set HF_TOKEN if it is private" * path.startswith(HUB)
+        return f"{path} does not exist; correct its path{access}"
     if kind == "glob":
         return f"no file matches {path}; correct the pattern (** matches any depth)"
     ignored_text = (

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from gristmill.mixtures.hub_paths import HUB
 from gristmill.mixtures.yaml_text import compose_yaml, parse_yaml
 
 Key = tuple[str, ...]
@@ -78,6 +79,23 @@ def _set_key(text: str, key: Key, value: Any) -> str:
     if depth == 0:
         return f"{text.rstrip()}\n\n{entry}\n"
     return f"{text[:begin]}{entry}\n{' ' * node.start_mark.column}{text[begin:]}"
+
+
+def lock_revisions(text: str) -> str:
+    """Put the commits that branches and tags of the Hugging Face Hub point to now in
+    their place in the text of a manifest.
+
+    Raises:
+        OSError: the Hub has no such name or revision, or does not answer.
+    """
+    from gristmill.core.hub import at_commit
+
+    for token in reversed(list(yaml.scan(text))):
+        if isinstance(token, yaml.ScalarToken) and token.value.startswith(HUB):
+            begin, end = token.start_mark.index, token.end_mark.index
+            value = text[begin:end].replace(token.value, at_commit(token.value))
+            text = text[:begin] + value + text[end:]
+    return text
 
 
 def flow_text(value: Any) -> str:

@@ -16,6 +16,7 @@ from gristmill.flows.authoring.look_at_data import (
     size,
 )
 from gristmill.flows.authoring.manifest_text import flow_text
+from gristmill.mixtures.hub_paths import without_commit
 from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.scaling.size_rules import (
     DECAY_FRACTION,
@@ -136,7 +137,9 @@ def source_name(path: str, used_names: Sequence[str]) -> str:
     """Derive the name of a source from its path, with a number if it is taken."""
     parts = [
         part
-        for part in PurePosixPath(path.partition("://")[2] or path).parts
+        for part in PurePosixPath(
+            without_commit(path.partition("://")[2] or path)
+        ).parts
         if not set(part) & set("*?[") and part not in ("/", "..", ".")
     ]
     stem = parts[-1] if parts else path.partition("://")[0]

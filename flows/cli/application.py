@@ -34,7 +34,8 @@ EXIT_STAGE_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 STORAGE_LIBRARIES = tuple(
-    "adlfs aiobotocore aiohttp azure botocore gcsfs google requests s3fs".split()
+    "adlfs aiobotocore aiohttp azure botocore gcsfs google httpx2 "
+    "huggingface_hub requests s3fs".split()
 )
 """Libraries of fsspec's object stores; their errors are shown as messages, without a
 traceback.

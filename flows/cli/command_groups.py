@@ -35,6 +35,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "--language en",
         "recipes": "gristmill recipes fineweb",
         "try": 'gristmill try ./mine.py:is_recipe --on "data/*.jsonl"',
+        "lock": "gristmill lock mine.yaml",
         "schema": "gristmill schema --markdown keys/",
         "export-documents": "gristmill export-documents mine.yaml --format parquet "
         "--out clean/",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option, Typer, echo
 
+from gristmill.core.files import write_text
 from gristmill.core.secrets import mask_text
 from gristmill.flows.cli.application import (
     EXIT_STAGE_FAILED,
@@ -28,6 +29,7 @@ from gristmill.flows.cli.application import (
     resumable,
     why_refused,
 )
+from gristmill.mixtures.hub_paths import HUB
 
 if TYPE_CHECKING:
     from gristmill.flows.authoring.look_at_data import Look
@@ -145,6 +147,10 @@ def new(
 
 def anchored(path: str) -> str:
     """Return a path that is valid in a manifest in any folder."""
+    if path.startswith(HUB):
+        from gristmill.core.hub import at_commit
+
+        return at_commit(path)
     return path if "://" in path else str(Path(path).expanduser().resolve())
 
 
@@ -179,6 +185,24 @@ def save_manifest(target: Path, text: str) -> None:
             f"{target} cannot be written: {(error.strerror or str(error)).lower()}; "
             "name another file"
         )
+
+
+@app.command()
+def lock(manifest: ManifestArgument) -> None:
+    """Write the commits that branches and tags of the Hugging Face Hub point to now
+    into a manifest.
+    """
+    from gristmill.flows.authoring.manifest_text import lock_revisions
+    from gristmill.mixtures.yaml_text import read_yaml
+
+    path = Path(manifest).resolve()
+    read_yaml(path)
+    text = path.read_bytes().decode()
+    locked = lock_revisions(text)
+    write_text(path, locked)
+    for line in locked.splitlines():
+        if line not in text:
+            echo(line)
 
 
 @app.command()

@@ -5,7 +5,6 @@ store, or the Hugging Face Hub.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -28,10 +27,9 @@ from gristmill.flows.running.events import StageStarted, Subscriber, parse_event
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.documents import STAGE, problems_of, recipe_of
 from gristmill.flows.stages.plan import Node, fingerprint
+from gristmill.mixtures.hub_paths import HUB
 from gristmill.mixtures.schema.evaluation import Documents
 
-HUB = "hf://"
-HUB_FOLDER = re.compile(r"^hf://datasets/(?P<name>[\w.-]+/[\w.-]+)(?P<inner>/.*)?$")
 EXPORTS = "exports"
 """Folder of the store for the state of unfinished exports."""
 OWN_FILES = (LIST, "README.md", "croissant.json")
@@ -152,18 +150,16 @@ def _open_target(out: str) -> Path:
     exist.
     """
     if out.startswith(HUB):
-        match = HUB_FOLDER.match(out)
-        if match is None:
+        from huggingface_hub import HfApi, parse_hf_uri
+
+        name = parse_hf_uri(out)
+        if name.type != "dataset":
             raise ExportError(
                 mask_text(
                     f"{out}: a data set of the hub is written hf://datasets/USER/NAME"
                 )
             )
-        from huggingface_hub import HfApi
-
-        HfApi().create_repo(
-            match["name"], repo_type="dataset", private=True, exist_ok=True
-        )
+        HfApi().create_repo(name.id, repo_type=name.type, private=True, exist_ok=True)
     try:
         folder = as_path(out)
     except (ValueError, ImportError) as error:

@@ -14,9 +14,7 @@ from gristmill.mixtures.columns import Column
 
 
 class ReadingModel(Section):
-    """A model that reads documents, from local files only; nothing is downloaded. See
-    docs/annotators.md.
-    """
+    """A model that reads documents. See docs/annotators.md."""
 
     path: OutsidePath
     """The model's folder, with config.json, model.safetensors and tokenizer.json."""

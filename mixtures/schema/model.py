@@ -188,8 +188,8 @@ class GivenModel(Section):
     """
 
     path: OutsidePath
-    """A folder that transformers loads or that `export` wrote: config.json,
-    model.safetensors (or its shards) and tokenizer.json, for one of the decoders of
+    """A folder that transformers loads or that `export` wrote, or `hf://NAME@COMMIT`
+    (see docs/how-to/data/hub.md): config.json, model.safetensors (or its shards) and tokenizer.json, for one of the decoders of
     docs/reference/model-families.md.
     """
 
@@ -207,8 +207,8 @@ class Model(BuiltInOrOwn):
     `moe-4m`, `moe-8x125m`, `moe-8x7b`.
     """
     init_from: OutsidePath | None = None
-    """A folder in Hugging Face's format (config.json, safetensors) whose model is
-    trained further; it must be of one of the families of
+    """A folder in Hugging Face's format (config.json, safetensors), or
+    `hf://NAME@COMMIT`, whose model is trained further; it must be of one of the families of
     docs/reference/model-families.md. Its config.json decides the shape, and the
     tokenizer must be its own (`tokenizer: {path: .../tokenizer.json}`); the mixture's
     row length becomes its context length. Rows longer than its sliding window are an

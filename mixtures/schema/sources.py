@@ -98,7 +98,8 @@ class DocumentFiles(Section):
     """Location of a source's documents, and how they are read."""
 
     path: OutsidePath
-    """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or
+    """A file, a glob, a folder, an fsspec URL of one of these,
+    `hf://datasets/NAME@COMMIT/...` (see docs/how-to/data/hub.md), `python-docs://` or
     `python-stdlib://`. The members of a tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`,
     `.tar.bz2`, `.tar.xz`) or zip archive are read like the files of a folder. Files may
     be compressed: `.gz`, `.zst`, `.bz2`, `.xz`. With `list`: the base of relative paths

@@ -8,9 +8,11 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from unittest.mock import patch
 
+import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from gristmill.core import files
 from gristmill.dataprep.readers.sources import (
     SourceError,
     find_files,
@@ -187,7 +189,7 @@ def test_unreachable_store_is_named_with_the_source(
     def away(*arguments: object, **options: object) -> None:
         raise RuntimeError("no route to host")
 
-    monkeypatch.setattr(MemoryFileSystem, "isfile", away)
+    monkeypatch.setattr(MemoryFileSystem, "info", away)
     with pytest.raises(
         SourceError, match=r"source 's': memory://away/a\.txt .*no route to host"
     ):
@@ -282,3 +284,58 @@ def test_store_inside_a_source_is_not_read(tmp_path: Path) -> None:
         ),
     )
     assert [file.name for file in inside.files] == ["runs/one/c.txt"]
+
+
+def test_store_that_refuses_access_is_not_called_a_missing_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError("the key of this account is locked")
+
+    monkeypatch.setattr(MemoryFileSystem, "info", refuse)
+    for path in ("memory://shelf/a.jsonl", "memory://shelf", "memory://shelf/*.jsonl"):
+        with pytest.raises(SourceError, match="account is locked"):
+            find_files("a", Source.model_validate({"path": path}))
+
+
+def test_sources_in_s3_are_listed_with_the_retries_of_this_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3 = pytest.importorskip("gristmill.core.s3")
+    stores = []
+
+    def record(store: object, *arguments: object, **options: object) -> None:
+        stores.append(type(store))
+        raise FileNotFoundError
+
+    for kind in s3.S3Files.__mro__[:2]:
+        monkeypatch.setattr(kind, "info", record)
+    fsspec.register_implementation("s3", s3.S3Files.__mro__[1], clobber=True)
+    files._use_s3.cache_clear()
+    with pytest.raises(SourceError):
+        find_files("a", Source.model_validate({"path": "s3://shelf/a.jsonl"}))
+    assert stores == [s3.S3Files]
+
+
+def test_blob_of_the_hugging_face_cache_is_stamped_with_its_name(
+    tmp_path: Path,
+) -> None:
+    """Blobs that several repositories share lie in a folder beside theirs."""
+    cache = tmp_path / "hub"
+    sha256 = hashlib.sha256(b"text").hexdigest()
+    shared = cache / "blobs" / "ab" / ("c" * 64)
+    snapshot = cache / "datasets--ann--letters" / "snapshots" / ("1" * 40)
+    blob = snapshot.parent.parent / "blobs" / sha256
+    for folder in (shared.parent, snapshot / "data", blob.parent):
+        folder.mkdir(parents=True)
+    shared.write_bytes(b"text")
+    blob.symlink_to(f"../../blobs/ab/{shared.name}")
+    (snapshot / "data" / "a.txt").symlink_to(f"../../../blobs/{sha256}")
+    for path in (snapshot, snapshot / "data", snapshot / "data" / "a.txt"):
+        (entry,) = listing("s", Source.model_validate({"path": str(path)}))
+        assert (entry["size"], entry["stamp"]) == (4, sha256)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "mine.txt").write_bytes(b"text")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "blobs" / "mine.txt")
+    (entry,) = listing("s", Source.model_validate({"path": str(tmp_path / "link.txt")}))
+    assert entry["stamp"] == str(os.stat(tmp_path / "blobs" / "mine.txt").st_mtime_ns)

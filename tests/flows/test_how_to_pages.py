@@ -21,9 +21,9 @@ from tests.test_architecture import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to"
 PAGES = sorted(path for path in HOW_TO.rglob("*.md") if path.name != "README.md")
-NOTHING_TO_RUN = {"kubernetes.md", "prefect.md"}
-"""Pages that need a cluster or a permanent server; tests/flows/test_deploy_files.py and
-test_serving.py check them.
+NOTHING_TO_RUN = {"hub.md", "kubernetes.md", "prefect.md"}
+"""Pages that need the Hub, a cluster or a permanent server; tests/flows/test_hub.py,
+test_deploy_files.py and test_serving.py check them.
 """
 
 
@@ -162,6 +162,7 @@ def test_every_block_of_the_page_has_a_test_mark(page: Path) -> None:
         ("reach ui", "reach-the-ui.md"),
         ("free disk space", "free-disk-space.md"),
         ("source too small", "source-too-small.md"),
+        ("data set hugging face hub", "hub.md"),
     ],
 )
 def test_search_for_a_question_finds_its_page(words: str, page: str) -> None:

@@ -66,4 +66,4 @@ def run(
         },
     )
     write_json(out / MODEL / SHAPE_FILE, shape_to_json(shape))
-    return {**describe_model(shape, shape.sequence_length), "path": str(folder)}
+    return {**describe_model(shape, shape.sequence_length), "path": str(config["path"])}
