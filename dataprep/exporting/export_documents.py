@@ -20,7 +20,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -356,19 +356,22 @@ def write_files(
             )
         return read[number]
 
-    def pieces(cut: Cut) -> Iterator[pa.Table]:
-        (first, first_position), (last, stop_position) = cut.first, cut.stop
-        for number in range(first, last + (stop_position > 0)):
-            begin = first_position if number == first else 0
-            piece = shard(number)[begin : stop_position if number == last else None]
-            if len(piece):
-                yield piece
-
     files: dict[str, ExportedFile] = {}
     for number, fields in enumerate(task.payload["cuts"], task.payload["first"]):
         name = f"{prefix}-{number:05d}-of-{total:05d}{ending}"
-        files[name] = _write_file(out / name, ending, schema, pieces(Cut(**fields)))
+        pieces = _pieces(Cut(**fields), shard)
+        files[name] = _write_file(out / name, ending, schema, pieces)
     return Done([out / name for name in files], {"files": files})
+
+
+def _pieces(cut: Cut, shard: Callable[[int], pa.Table]) -> Iterator[pa.Table]:
+    """Documents of a file, by shard; `shard` reads the selected ones of a shard."""
+    (first, first_position), (last, stop_position) = cut.first, cut.stop
+    for number in range(first, last + (stop_position > 0)):
+        begin = first_position if number == first else 0
+        piece = shard(number)[begin : stop_position if number == last else None]
+        if len(piece):
+            yield piece
 
 
 def _write_file(
