@@ -15,7 +15,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import jinja2
@@ -23,7 +26,7 @@ import jinja2.nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from gristmill.dataprep.examples.conversations import Message
+from gristmill.dataprep.examples.conversations import Message, ToolCall
 from gristmill.tokenize.bounded_jinja import (
     BoundedEnvironment,
     refuse_widths,
@@ -80,8 +83,52 @@ PROBE: tuple[Message, ...] = (
     {"role": "assistant", "content": "Second probe of the assistant."},
 )
 """Conversation that every template must render."""
-SPECIAL_FORM = re.compile(r"<\|[^<>|\s]+\|>")
-"""Form of special tokens in the templates of Llama 3, Qwen, Phi and gristmill."""
+PROBE_NAME = "probed_tool"
+PROBE_ARGUMENTS: dict[str, object] = {"probed": "value"}
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": PROBE_NAME,
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"probed": {"type": "string", "description": "A probe."}},
+            "required": ["probed"],
+        },
+    },
+}
+
+
+def call_probe(answers: Sequence[str] = (), reasoning: str = "") -> list[Message]:
+    """Conversation with calls of PROBE_TOOL and their answers, if any; ids are nine
+    letters or digits, as Mistral's templates require.
+    """
+    ids = [f"call{number:05d}" for number in range(len(answers) or 1)]
+    calls: list[ToolCall] = [
+        {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": PROBE_NAME, "arguments": PROBE_ARGUMENTS},
+        }
+        for call_id in ids
+    ]
+    replies: list[Message] = [
+        {"role": "tool", "name": PROBE_NAME, "tool_call_id": call_id, "content": answer}
+        for call_id, answer in zip(ids, answers, strict=False)
+    ]
+    call: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+    if reasoning:
+        call["reasoning_content"] = reasoning
+    return [{"role": "user", "content": "x"}, call, *replies]
+
+
+MARKS = re.compile(f"{re.escape(OPEN)}|{re.escape(CLOSE)}")
+THINKING, THINKING_END = "<think>", "</think>"
+"""Marks of reasoning inside a content or a prompt (DeepSeek-R1, Qwen3)."""
+SPECIAL_FORM = re.compile(r"<[|\uff5c][^<>|\uff5c\s]+[|\uff5c]>")
+"""Form of special tokens in the templates of Llama 3, Qwen, Phi, DeepSeek and
+gristmill.
+"""
 
 
 TEMPLATE_ERRORS = (
@@ -184,7 +231,7 @@ def render_text(
     **names: Any,
 ) -> str:
     """Render a conversation, with OPEN and CLOSE for the template's marks; arguments as
-    in `render_segments`.
+    in `render_rows`.
 
     Templates use several names for reasoning; transformers sets two of them
     (`_alias_reasoning_fields`).
@@ -198,22 +245,51 @@ def render_text(
         else message
         for message in messages
     ]
-    names = {"tools": None, "documents": None, **names}
-    return render(template, messages=aliased, add_generation_prompt=prompt, **names)
+    names = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": prompt,
+        **names,
+    }
+    try:
+        return render(template, messages=aliased, **names)
+    except TypeError:
+        # DeepSeek-V3's template takes the arguments of calls as OpenAI's API has them.
+        as_json: list[dict[str, Any]] = deepcopy([{**message} for message in aliased])
+        for message in as_json:
+            for call in message.get("tool_calls", ()):
+                arguments = call["function"]["arguments"]
+                call["function"]["arguments"] = json.dumps(
+                    arguments, ensure_ascii=False
+                )
+        return render(template, messages=as_json, **names)
 
 
-def render_segments(
+Segment = tuple[str, int]
+"""Text, and the number of the assistant's turn that generates it, from 1; 0 for all
+other text.
+"""
+
+
+class PromptMismatchError(ValueError):
+    """A template that writes an answer behind another text than the prompt for it."""
+
+
+def render_rows(
     template: jinja2.Template,
     messages: Sequence[ChatMessage],
     prompt: bool = False,
     **names: Any,
-) -> list[tuple[str, bool]]:
-    """Render a conversation: its parts in order, none empty, each the text and whether
-    the assistant generates it.
+) -> list[list[Segment]]:
+    """Render a conversation as the model reads and writes it: rows of segments in
+    order, none of them empty.
 
-    A template without marks, like those of most models, is rendered for every prefix of
-    the conversation: the assistant generates the text that an answer adds to the
-    generation prompt.
+    The assistant generates what its turn adds to the generation prompt, up to the end
+    of the turn; marks of the template restrict that to what they enclose. A turn
+    continues the row of the turn before it, if the template leaves that row as it is. A
+    template that rewrites turns when others follow (Qwen3 drops their reasoning,
+    gpt-oss ends them in another way) begins a new row, in which they are context, as
+    they are for the model.
 
     Args:
         template: of `compile_template`.
@@ -222,53 +298,102 @@ def render_segments(
         names: other variables of the template, such as `eos_token`.
 
     Raises:
+        PromptMismatchError: an answer does not continue the prompt for it.
         jinja2.TemplateError: the template refuses the messages.
     """
-    text = render_text(template, messages, prompt, **names)
-    if OPEN not in text:
-        text = _marked(template, messages, text, **names)
-    segments = []
-    generated = False
-    for part in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text):
-        if part in (OPEN, CLOSE):
-            generated = part == OPEN
-        elif part:
-            segments.append((part, generated))
-    return segments
-
-
-def _marked(
-    template: jinja2.Template,
-    messages: Sequence[ChatMessage],
-    text: str,
-    **names: Any,
-) -> str:
-    """Mark the answers of a rendered conversation, up to the end of each turn.
-
-    The text is unchanged if the template renders a prefix differently when messages
-    follow.
-    """
-    marked = ""
-    position = 0
+    final = render_text(template, messages, prompt, **names)
+    marked = OPEN in final
+    rows: list[list[Segment]] = [[]]
+    written = ""
+    turn = 0
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt_text = render_text(template, messages[:number], prompt=True, **names)
-        answered_text = render_text(template, messages[: number + 1], **names).rstrip()
-        if not (
-            text.startswith(answered_text)
-            and answered_text.startswith(prompt_text)
-            and len(prompt_text) >= position
-        ):
-            return text
-        marked += (
-            text[position : len(prompt_text)]
-            + OPEN
-            + answered_text[len(prompt_text) :]
-            + CLOSE
+        turn += 1
+        part = messages[: number + 1]
+        is_final = len(part) == len(messages) and not prompt
+        rendered = final if is_final else render_text(template, part, **names)
+        asked, answer = _turn(template, part, rendered, marked, **names)
+        if not asked.startswith(written):
+            rows.append([])
+            written = ""
+        rows[-1].append((asked[len(written) :], 0))
+        rows[-1] += [(text, turn * generated) for text, generated in answer]
+        written = asked + "".join(text for text, _ in answer)
+    text = MARKS.sub("", final)
+    if text.startswith(written):
+        rows[-1].append((text[len(written) :], 0))
+    elif prompt or messages[-1]["role"] != "assistant":
+        rows.append([(text, 0)])
+    return [
+        [
+            ("".join(text for text, _ in segments), turn)
+            for turn, segments in groupby(
+                (segment for segment in row if segment[0]), itemgetter(1)
+            )
+        ]
+        for row in rows
+    ]
+
+
+def _turn(
+    template: jinja2.Template,
+    messages: Sequence[ChatMessage],
+    rendered: str,
+    marked: bool,
+    **names: Any,
+) -> tuple[str, list[tuple[str, bool]]]:
+    """Prompt for the last message, and this answer as (text, True if it is generated),
+    up to the end of the turn.
+    """
+    *context, message = messages
+
+    def write(messages: Sequence[ChatMessage], prompt: bool = False) -> str:
+        return MARKS.sub("", render_text(template, messages, prompt, **names))
+
+    text = MARKS.sub("", rendered)
+    asked = write(context, True) if context or not marked else ""
+    answered = text.rstrip()
+    eos = names.get("eos_token") or ""
+    ends_text = eos and context and answered.endswith(eos)
+    if ends_text and not asked.startswith(write(context).rstrip()):
+        # It ends every text, whoever spoke last, and not the answer (Phi-3).
+        answered = answered.removesuffix(eos).rstrip()
+    start = len(asked) if text.startswith(asked) else 0
+    if not start and any(earlier["role"] == "assistant" for earlier in context):
+        # The answer changes the turns before the last message (gpt-oss drops the
+        # reasoning of calls), but not this message and the prompt.
+        ending = asked.removeprefix(write(context[:-1]))
+        if ending != asked and ending in answered:
+            start = answered.rindex(ending) + len(ending)
+    if start or not asked:
+        parts = []
+        position = 0
+        for number, part in enumerate(MARKS.split(rendered)):
+            edges = (max(edge - position, 0) for edge in (start, len(answered)))
+            if piece := part[slice(*edges)]:
+                parts.append((piece, not marked or number % 2 == 1))
+            position += len(part)
+        # The marks may leave out reasoning, but not what a model would have to write.
+        unmarked = parts[0][0].strip() if parts[1:] and not parts[0][1] else ""
+        if not asked or not unmarked or unmarked.endswith(THINKING_END):
+            return asked, parts
+    opened = asked.rstrip().removesuffix(THINKING)
+    if opened == asked.rstrip() or not answered.startswith(opened):
+        raise PromptMismatchError(
+            f"the prompt for message {len(messages)} ends with {asked[-40:]!r}, and the "
+            "template writes the answer behind another text, so that a model would be "
+            "asked in another way than it is trained; if one of them opens or closes "
+            "reasoning that the other has not, begin the template with "
+            "{% set enable_thinking = true %} or false"
         )
-        position = len(answered_text)
-    return marked + text[position:]
+    # The prompt opens reasoning that the template drops or leaves out: DeepSeek-R1.
+    # Written as by Qwen3's template.
+    content = str(message["content"])
+    inline = content.rpartition(THINKING_END)[0].strip().removeprefix(THINKING)
+    reasoning = str(message.get("reasoning_content") or inline).strip("\n")
+    answer = answered[len(opened) :].rpartition(THINKING_END)[2].lstrip("\n")
+    return asked, [(f"{reasoning}\n{THINKING_END}\n\n{answer}", True)]
 
 
 def as_plain_jinja(text: str) -> str:
@@ -299,47 +424,25 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
             answers, or writes a special token that the tokenizer lacks.
     """
     try:
-        template = compile_template(text)
-        segments = render_segments(template, PROBE, **names)
-        prompt = "".join(
-            part
-            for part, _ in render_segments(template, PROBE[:-1], prompt=True, **names)
-        )
-    except jinja2.TemplateError as error:
-        line = (
-            f"line {error.lineno}: "
-            if isinstance(error, jinja2.TemplateSyntaxError)
-            else ""
-        )
-        raise TemplateRefusedError(
-            f"it cannot be rendered: {line}{error.message}"
-        ) from error
+        messages, rows = probe_rows(compile_template(text), **names)
     except Exception as error:
         # Jinja runs arbitrary expressions, which fail with Python's own errors
+        line = f"line {error.lineno}: " if hasattr(error, "lineno") else ""
         raise TemplateRefusedError(
-            f"it cannot be rendered: {type(error).__name__}: {error}"
+            f"it cannot be rendered: {line}{type(error).__name__}: {error}"
         ) from error
-    full_text = "".join(part for part, _ in segments)
-    answers = [part for part, generated in segments if generated]
-    if len(answers) != 2 or any(
-        message["content"] not in answer
-        for message, answer in zip(PROBE[2::2], answers, strict=True)
-    ):
-        raise TemplateRefusedError(
-            "it does not mark what the assistant says, and changes what "
-            "stands before an answer when more follows: put each answer and the end of "
-            "its turn between "
-            "{% generation %} and {% endgeneration %}"
-        )
+    full_text = "".join(part for row in rows for part, _ in row)
+    answers = "".join(part for row in rows for part, turn in row if turn)
     if lost_roles := [
-        message["role"] for message in PROBE if message["content"] not in full_text
+        message["role"]
+        for message in messages
+        if message["content"]
+        not in (answers if message["role"] == "assistant" else full_text)
     ]:
-        raise TemplateRefusedError(f"it leaves out the text of the {lost_roles[0]}")
-    if not full_text.startswith(prompt):
         raise TemplateRefusedError(
-            "with add_generation_prompt it ends otherwise than the text in front of "
-            "an answer "
-            "begins, so that a model would be asked in another way than it was trained"
+            f"it leaves out the text of the {lost_roles[0]}, or does not mark it; an "
+            "answer and the end of its turn belong between {% generation %} and "
+            "{% endgeneration %}"
         )
     if unknown_tokens := sorted(
         set(SPECIAL_FORM.findall(full_text)) - set(special_tokens)
@@ -348,3 +451,18 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
             f"it writes {', '.join(unknown_tokens)}, which the tokenizer has no "
             "special token for; add it to tokenizer.special_tokens"
         )
+
+
+def probe_rows(
+    template: jinja2.Template, **names: Any
+) -> tuple[Sequence[Message], list[list[Segment]]]:
+    """PROBE, without its system message if the template refuses that (Gemma), and its
+    rows.
+
+    Raises:
+        jinja2.TemplateError and others of TEMPLATE_ERRORS: it refuses the others, too.
+    """
+    try:
+        return PROBE, render_rows(template, PROBE, **names)
+    except jinja2.TemplateError:
+        return PROBE[1:], render_rows(template, PROBE[1:], **names)

@@ -118,16 +118,14 @@ def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
     return names
 
 
-def check_records(
-    where: str, counts: RecordCounts, unrenderable: int, too_long: int, used: int
-) -> None:
+def check_records(where: str, counts: RecordCounts, encoded: int) -> None:
     """Raise ConservationError unless every record of a set is quarantined, beyond the
-    limit, dropped before, unrenderable, too long or used.
+    limit, dropped before or encoded.
 
     Args:
         where: stage and set.
         counts: outcome of the records up to their encoding.
-        unrenderable, too_long, used: numbers of encoded examples.
+        encoded: number of examples to encode.
     """
     dropped_before = 0
     if isinstance(counts, PreparedCounts):
@@ -136,9 +134,7 @@ def check_records(
         "refused": counts.refused,
         "beyond_limit": counts.beyond_limit,
         "dropped before": dropped_before,
-        "unrenderable": unrenderable,
-        "too long": too_long,
-        "used": used,
+        "encoded": encoded,
     }
     accounted = sum(parts.values())
     if accounted != counts.records:

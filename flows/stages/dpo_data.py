@@ -65,7 +65,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = Stage(
     "dpo_data",
-    8,
+    9,
     "gristmill.train.stages.dpo_data:run",
     configure,
     needs,

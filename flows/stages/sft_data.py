@@ -38,7 +38,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = Stage(
     "sft_data",
-    5,
+    6,
     "gristmill.train.stages.sft_data:run",
     configure,
     needs,

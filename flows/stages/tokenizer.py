@@ -55,11 +55,16 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     if section is None:
         return None
     if section.path is not None:
+        from gristmill.tokenize.encoding.tokenizer import start_of_text
+
+        external = {"sha256": sha256_file(as_path(section.path))}
+        if start := start_of_text(section):
+            external["bos_token"] = start
         pinned = name_outside_files(dump(section), section, verify)
         keys = ("special_tokens", "chat_template", "chat_template_path", "end_of_text")
         chat = {key: pinned[key] for key in keys}
         return (
-            {"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
+            {"external": external, **chat},
             {"tokenizer": dump(section), "sources": [], "seed": 0},
         )
     dumped = dump(section, "seed", "path", "end_of_text")
@@ -106,7 +111,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
                 section.end_of_text,
             )
             at = "chat_template"
-            check(tokenizer, template or CHAT_TEMPLATE, section.end_of_text)
+            check(tokenizer, template or CHAT_TEMPLATE, section)
     except TokenizerError as error:
         yield (STAGE.name, at), str(error).removeprefix(f"{STAGE.name}.{at}: ")
 

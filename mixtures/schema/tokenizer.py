@@ -32,7 +32,7 @@ class Tokenizer(Seeded):
     end_of_text: Text | None = None
     """The token in the file of `path` that ends a text, such as `"[SEP]"` of BERT's
     WordPiece vocabularies; if absent, the first of `<|endoftext|>`, `</s>`,
-    `<|end_of_text|>`, `<eos>`, `<|eot_id|>` and `[EOS]` that it has.
+    `<|end_of_text|>`, `<eos>`, `<|eot_id|>`, `[EOS]` and DeepSeek's that it has.
     """
     vocab_size: Annotated[int, Field(ge=264)] = 8192
     """Size of the vocabulary: 256 bytes, the special tokens and the learnt tokens

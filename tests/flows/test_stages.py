@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,9 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Node, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.loader import ManifestError
+from gristmill.tokenize.encoding.bpe import train
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
 
@@ -270,6 +274,21 @@ def test_chat_template_is_part_of_the_recipe_by_content(tmp_path: Path) -> None:
     assert node("one").config["tokenizer"]["chat_template_path"] == str(
         tmp_path / "one" / "chat.jinja"
     )
+
+
+@pytest.mark.slow
+def test_start_of_text_is_part_of_the_recipe(tmp_path: Path) -> None:
+    fingerprints = set()
+    for name, config in (("one", {"bos_token": "<s>"}), ("two", {}), ("three", None)):
+        folder = tmp_path / name
+        write_tokenizer(train(TokenizerSample({"a": ["text"]}, {}), 264), folder)
+        path = folder / "tokenizer_config.json"
+        path.unlink()
+        if config is not None:
+            path.write_text(json.dumps(config))
+        plan = opened(f"tokenizer.path={folder / 'tokenizer.json'}").plan
+        fingerprints.add(plan["tokenizer"].fingerprint)
+    assert len(fingerprints) == 2
 
 
 def test_a_run_can_end_at_any_stage() -> None:

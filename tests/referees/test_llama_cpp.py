@@ -182,6 +182,7 @@ def test_gguf_file_has_the_biases_of_qwen2(tmp_path: Path) -> None:
         "qwen2",
         llama_cpp_vocabulary(chat.tokenizer, shape.vocab_size),
         0,
+        0,
         1,
         None,
         None,
@@ -212,7 +213,7 @@ def test_llama_cpp_encodes_and_decodes_like_the_tokenizer(
         ours = chat.tokenizer.encode(text, add_special_tokens=False).ids
         assert theirs.tokenize(text.encode(), add_bos=True, special=False) == ours, text
         assert theirs.detokenize(ours).decode() == text
-    conversation = "".join(part for part, _ in chat.segments(PROBE[:4], prompt=True))
+    conversation = chat.text(PROBE[:4], prompt=True)
     assert (
         theirs.tokenize(conversation.encode(), add_bos=True, special=True)
         == chat.encode(PROBE[:4], prompt=True).ids.tolist()
@@ -294,6 +295,4 @@ def test_go_renders_the_modelfile_template_like_jinja(tmp_path: Path) -> None:
             text=True,
             check=True,
         )
-        assert process.stdout == "".join(
-            part for part, _ in chat.segments(messages, prompt=True)
-        )
+        assert process.stdout == chat.text(messages, prompt=True)

@@ -19,7 +19,7 @@ from gristmill.mixtures.schema.tokenizer import Tokenizer
 from gristmill.tokenize.chat_template import (
     SPECIAL_TOKENS,
     compile_template,
-    render_segments,
+    render_rows,
 )
 from gristmill.tokenize.encoding import vocabulary_sample
 from gristmill.tokenize.encoding.bpe import VocabularyError
@@ -334,6 +334,19 @@ def test_published_tokenizer_reads_no_documents(stages: Any, folder: Path) -> No
     ) == (True, {}, {})
 
 
+def test_published_tokenizer_keeps_its_start_of_text(stages: Any, folder: Path) -> None:
+    path = stages.root / "tokenizer.json"
+    path.write_text((folder / "tokenizer.json").read_text())
+    # transformers writes a token with its flags
+    start = {"content": "<|pad|>", "special": True}
+    config = stages.root / "tokenizer_config.json"
+    config.write_text(json.dumps({"bos_token": start, "eos_token": None}))
+    external(stages, path)
+    written = stages.root / "tokenizer" / "tokenizer_config.json"
+    assert json.loads(written.read_text())["bos_token"] == "<|pad|>"
+    assert json.loads(written.read_text())["eos_token"] == "<|endoftext|>"
+
+
 def test_tokenizer_without_an_end_of_text_is_rejected(stages: Any) -> None:
     from tokenizers import Tokenizer, models
 
@@ -492,10 +505,8 @@ def test_custom_special_tokens_and_template_render_as_in_transformers(
         {"role": "assistant", "content": "So."},
     ]
     assert auto.apply_chat_template(messages, tokenize=False) == expected
-    assert "".join(text for text, _ in chat.segments(messages)) == expected
-    assert [text for text, generated in chat.segments(messages) if generated] == [
-        "So.<|im_end|>"
-    ]
+    assert chat.text(messages) == expected
+    assert [text for text, turn in chat.rows(messages)[-1] if turn] == ["So.<|im_end|>"]
     assert chat.stops >= {loaded.special_ids["<|im_end|>"], loaded.eos}
 
 
@@ -508,19 +519,19 @@ def test_unmarked_template_trains_what_each_answer_adds_to_the_generation_prompt
         for role in ("system", "user", "assistant")
     ]
     marked, unmarked = (
-        render_segments(compile_template(template), messages)
+        render_rows(compile_template(template), messages)
         for template in (CHATML, UNMARKED)
     )
     assert marked == unmarked
-    assert [text for text, generated in unmarked if generated] == [
+    assert [text for text, turn in unmarked[0] if turn] == [
         "assistant 0\n<|im_end|>",
         "assistant 1\n<|im_end|>",
     ]
     assert not any(
-        generated
-        for _, generated in render_segments(
+        turn
+        for _, turn in render_rows(
             compile_template(UNMARKED), messages[:2], prompt=True
-        )
+        )[0]
     )
 
 
@@ -550,14 +561,14 @@ def test_template_is_read_from_a_file(stages: Any) -> None:
         ("{{ messages[0]['content'] + 1 }}", "it cannot be rendered: TypeError"),
         (
             "{{ raise_exception('only users may speak') }}",
-            "it cannot be rendered: only users may speak",
+            "it cannot be rendered: .*only users may speak",
         ),
         (
             UNMARKED.replace(
                 "message['content']",
                 "(message['content'] if loop.last else message['content'] | upper)",
             ),
-            "does not mark what the assistant says",
+            "asked in another way",
         ),
         (
             CHATML.replace("in messages", "in messages if message['role'] != 'system'"),

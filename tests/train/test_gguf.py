@@ -244,7 +244,7 @@ def test_template_without_generation_marks_renders_the_same_text(
     ).from_string(as_plain_jinja(CHAT_TEMPLATE))
     chat = Chat(tokenizer_folder)
     for messages in (PROBE, PROBE[1:4]):
-        ours = "".join(text for text, _ in chat.segments(messages, prompt=True))
+        ours = chat.text(messages, prompt=True)
         assert plain.render(messages=messages, add_generation_prompt=True) == ours
 
 
@@ -350,9 +350,7 @@ def test_untranslatable_template_is_left_out_of_the_modelfile(
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / TEMPLATE_FILE).write_text(template, encoding="utf-8")
     chat = Chat(tmp_path)
-    assert "".join(text for text, _ in chat.segments(PROBE[1:2])).endswith(
-        "First probe of the user.<|end|>"
-    )
+    assert chat.text(PROBE[1:2]).endswith("First probe of the user.<|end|>")
     assert go_template(chat) is None
     shape = shape_of(Model(**DENSE), 400, 64)
     save_model(tmp_path / "model", shape, dict(make_model(shape).named_parameters()))

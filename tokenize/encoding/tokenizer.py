@@ -179,14 +179,16 @@ def run(
             section.pretokenizer,
             section.special_tokens,
         )
-    check(tokenizer, template, section.end_of_text)
+    check(tokenizer, template, section)
     if section.path is None and tokenizer.get_vocab_size() < section.vocab_size:
         context.warn(
             f"the sample holds only {tokenizer.get_vocab_size()} of the "
             f"{section.vocab_size} tokens asked for; the vocabulary is smaller "
             "than tokenizer.vocab_size, which changes nothing else"
         )
-    write_tokenizer(tokenizer, out, template, section.end_of_text)
+    write_tokenizer(
+        tokenizer, out, template, section.end_of_text, start_of_text(section)
+    )
     loaded = load(out)
     bytes_per_token = dict[str, float | None]()
     for source, texts in sample.measure.items():
@@ -225,15 +227,21 @@ def read_template(section: sections.Tokenizer) -> str | None:
         ) from error
 
 
-def check(tokenizer: Tokenizer, template: str, end_of_text: str | None = None) -> None:
+def check(tokenizer: Tokenizer, template: str, section: sections.Tokenizer) -> None:
     """Check that a template can write conversations with a tokenizer.
 
     Raises:
         TokenizerError: it cannot.
     """
-    eos, pad = end_and_pad(tokenizer, end_of_text)
+    eos, pad = end_and_pad(tokenizer, section.end_of_text)
     try:
-        check_template(template, special_ids(tokenizer), eos_token=eos, pad_token=pad)
+        check_template(
+            template,
+            special_ids(tokenizer),
+            eos_token=eos,
+            pad_token=pad,
+            bos_token=start_of_text(section) or "",
+        )
     except TemplateRefusedError as error:
         raise TokenizerError(f"tokenizer.chat_template: {error}") from error
 
@@ -262,6 +270,7 @@ def write_tokenizer(
     out: Path,
     template: str = CHAT_TEMPLATE,
     end_of_text: str | None = None,
+    start_of_text: str | None = None,
 ) -> None:
     """Write the four files of the stage.
 
@@ -271,11 +280,13 @@ def write_tokenizer(
         template: of conversations.
         end_of_text: the token that ends a text; by default the first of
             END_OF_TEXT_NAMES in the vocabulary.
+        start_of_text: the token that templates may write in front, if any.
     """
     eos, pad = end_and_pad(tokenizer, end_of_text)
     write_json(
         out / TOKENIZER_CONFIG_FILE,
         {
+            **({"bos_token": start_of_text} if start_of_text else {}),
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": eos,
             "pad_token": pad,
@@ -327,16 +338,37 @@ def load(folder: Path) -> TextTokenizer:
     )
 
 
+def configured_tokens(folder: Path) -> dict[str, str]:
+    """Special tokens in a folder's tokenizer_config.json by their names (`bos_token`,
+    `eos_token`), which transformers passes to templates; empty without the file.
+    """
+    config = folder / TOKENIZER_CONFIG_FILE
+    tokens: dict[str, str] = {}
+    for name, token in (read_json(config) if config.exists() else {}).items():
+        if not name.endswith("_token"):
+            continue
+        # transformers writes a token with its flags
+        text = token["content"] if isinstance(token, dict) else token
+        if isinstance(text, str) and text:
+            tokens[name] = text
+    return tokens
+
+
 def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:
     """`eos_token` of a folder's tokenizer_config.json if it is in the vocabulary, else
     None.
     """
-    config = folder / TOKENIZER_CONFIG_FILE
-    token = read_json(config).get("eos_token") if config.exists() else None
-    if isinstance(token, dict):  # transformers writes a token with its flags
-        token = token.get("content")
-    is_known = isinstance(token, str) and tokenizer.token_to_id(token) is not None
-    return token if is_known else None
+    token = configured_tokens(folder).get("eos_token")
+    return token if token and tokenizer.token_to_id(token) is not None else None
+
+
+def start_of_text(section: sections.Tokenizer) -> str | None:
+    """`bos_token` beside an external tokenizer.json, which templates of Llama, Gemma,
+    Mistral and DeepSeek write in front of a conversation.
+    """
+    if section.path is None:
+        return None
+    return configured_tokens(as_path(section.path).parent).get("bos_token")
 
 
 def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
@@ -403,9 +435,10 @@ END_OF_TEXT_NAMES = (
     "<eos>",
     "<|eot_id|>",
     "[EOS]",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
 """End-of-text tokens of published tokenizers: GPT-2 and NeoX, Llama 2, Llama 3, Gemma,
-Llama 3 Instruct, others.
+Llama 3 Instruct, others, DeepSeek.
 """
 
 

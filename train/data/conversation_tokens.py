@@ -12,8 +12,9 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
@@ -21,25 +22,28 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 import numpy as np
 
 from gristmill.core.files import (
-    read_json,
     sha256_file,
     write_json,
     write_text,
 )
 from gristmill.dataprep.examples.conversations import Example, Message, Tool
+from gristmill.dataprep.examples.kept_examples import UsableSet, check_records
 from gristmill.tokenize.chat_template import (
     CLOSE,
-    END_OF_TURN,
     OPEN,
-    PROBE,
+    PROBE_TOOL,
     TEMPLATE_ERRORS,
     Clock,
+    PromptMismatchError,
+    Segment,
+    call_probe,
     compile_template,
     fixed_clock,
-    render_segments,
+    probe_rows,
+    render_rows,
     render_text,
 )
-from gristmill.tokenize.encoding.tokenizer import special_ids
+from gristmill.tokenize.encoding.tokenizer import configured_tokens, special_ids
 from gristmill.train.data.rendered_content import part_left_out
 
 if TYPE_CHECKING:
@@ -69,8 +73,10 @@ class ChatError(ValueError):
     """A conversation or a template that cannot be turned into tokens."""
 
 
-class ContentLeftOutError(ChatError):
-    """Content of a conversation that the template does not write."""
+class TemplateMismatchError(ChatError):
+    """A conversation that the template does not write completely, or not as the model
+    would be asked.
+    """
 
 
 T = TypeVar("T")
@@ -115,7 +121,7 @@ class Chat:
         self.tokenizer = Tokenizer.from_str(
             (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
         )
-        self._config: Mapping[str, object] = read_json(folder / TOKENIZER_CONFIG_FILE)
+        self._named_tokens = configured_tokens(folder)
         self._template = compile_template(self._file.read_text(encoding="utf-8"), clock)
 
     @property
@@ -134,29 +140,36 @@ class Chat:
         return self._id("eos_token")
 
     @cached_property
-    def stops(self) -> frozenset[int]:
-        """Ids that end an answer: end of text, end of turn, and the special token at
-        the end of the template's answers.
-        """
-        stops = {self.end_of_text}
-        end = self.tokenizer.token_to_id(END_OF_TURN)
-        if end is not None:
-            stops.add(end)
-        answers = [text for text, generated in self.segments(PROBE) if generated]
-        special = set(special_ids(self.tokenizer).values())
-        for answer in answers[-1:]:
-            ids = self.tokenizer.encode(answer, add_special_tokens=False).ids
-            stops |= special.intersection(ids[-1:])
-        return frozenset(stops)
+    def start_of_text(self) -> int:
+        """Id that templates write in front; end of text if the tokenizer has none."""
+        return self._id("bos_token", "eos_token")
 
-    def segments(
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """Ids that end an answer: end of text, and the special tokens at the ends of
+        the template's answers and calls of tools.
+        """
+        _, rows = probe_rows(self._template, **self._named_tokens)
+        with suppress(*TEMPLATE_ERRORS):
+            rows += self._render(render_rows, False, call_probe(), [PROBE_TOOL])
+        ends = {
+            self.tokenizer.encode(text, add_special_tokens=False).ids[-1]
+            for row in rows
+            for text, turn in row
+            if turn
+        }
+        special = set(special_ids(self.tokenizer).values())
+        return frozenset({self.end_of_text, *ends & special})
+
+    def rows(
         self,
         messages: Sequence[Message],
         prompt: bool = False,
         tools: Sequence[Tool] = (),
-    ) -> list[tuple[str, bool]]:
-        """Render a conversation: (text, True if the assistant generates it), in order,
-        without empty segments.
+    ) -> list[list[Segment]]:
+        """Render a conversation: rows as of `chat_template.render_rows`. Each turn of
+        the assistant is generated in one of them; the last one ends with the last
+        message.
 
         Args:
             messages: `role` and `content` each, optionally `tool_calls`.
@@ -164,35 +177,40 @@ class Chat:
             tools: descriptions of the tools that may be called.
 
         Raises:
-            ContentLeftOutError: the template omits content of the messages or tools.
+            TemplateMismatchError: the template omits content of the messages or tools,
+                or writes an answer behind another text than the prompt for it.
             ChatError: a content holds a special token, or the template rejects the
                 messages.
         """
         if spelled := next(self._special_in([*messages, *tools]), None):
             raise ChatError(f"content holds {spelled!r}, which is a special token")
 
-        def text(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-            """The conversation with marks."""
-            return self._render(render_text, messages, prompt, tools)
+        def all_texts(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+            """All rows of the conversation."""
+            rows = self._render(render_rows, prompt, messages, tools)
+            return "".join(text for row in rows for text, _ in row)
 
         try:
-            segments: list[tuple[str, bool]] = self._render(
-                render_segments, messages, prompt, tools
-            )
+            rows = self._render(render_rows, prompt, messages, tools)
+        except PromptMismatchError as error:
+            raise TemplateMismatchError(f"{self._file}: {error}") from error
         except TEMPLATE_ERRORS as error:
             raise ChatError(f"{self._file}: {error}") from error
-        left_out = part_left_out(text, messages, tools)
+        text = partial(self._render, render_text, prompt)
+        # What a template drops once other turns follow is in the row that trains it.
+        left_out = part_left_out(text, messages, tools) and part_left_out(
+            all_texts, messages, tools
+        )
         if left_out is not None:
-            raise ContentLeftOutError(
-                f"{self._file} does not write {left_out.label}, so "
-                "that it would not be trained; give "
-                "a template that writes it, or remove it from the data"
+            raise TemplateMismatchError(
+                f"{self._file} does not write {left_out}, so that it would not be "
+                "trained; give a template that writes it, or remove it from the data"
             )
-        return segments
+        return rows
 
     def text(self, messages: Sequence[Message], prompt: bool = False) -> str:
-        """A conversation as text; arguments and errors as for `segments`."""
-        return "".join(text for text, _ in self.segments(messages, prompt))
+        """Text of a conversation's last row; arguments and errors as for `rows`."""
+        return "".join(text for text, _ in self.rows(messages, prompt)[-1])
 
     def encode(
         self,
@@ -200,27 +218,27 @@ class Chat:
         prompt: bool = False,
         tools: Sequence[Tool] = (),
     ) -> Tokens:
-        """Tokens of a conversation and their turns. Arguments and errors as for
-        `segments`.
-        """
+        """Tokens of a conversation's last row. Arguments and errors as for `rows`."""
+        return self.tokens(self.rows(messages, prompt, tools)[-1])
+
+    def tokens(self, row: Sequence[Segment]) -> Tokens:
+        """Tokens of a row and their turns."""
         ids: list[int] = []
         turns: list[int] = []
-        turn = 0
-        for text, generated in self.segments(messages, prompt, tools):
-            turn += generated
+        for text, turn in row:
             encoded = self.tokenizer.encode(text, add_special_tokens=False).ids
             ids += encoded
-            turns += [turn if generated else 0] * len(encoded)
+            turns += [turn] * len(encoded)
         return Tokens(np.array(ids, np.int64), np.array(turns, np.int64))
 
     def _render(
         self,
         render: Callable[..., T],
-        messages: Sequence[Message],
         prompt: bool,
+        messages: Sequence[Message],
         tools: Sequence[Tool],
     ) -> T:
-        """Call `render_segments` or `render_text` with the template."""
+        """Call `render_rows` or `render_text` with the template."""
         return render(
             self._template,
             messages,
@@ -255,21 +273,6 @@ class Chat:
     def _special(self) -> re.Pattern[str]:
         special = [*special_ids(self.tokenizer), OPEN, CLOSE]
         return re.compile("|".join(map(re.escape, special)))
-
-    @cached_property
-    def _named_tokens(self) -> dict[str, str]:
-        """Special tokens in the tokenizer's configuration, which transformers passes to
-        templates.
-        """
-        tokens: dict[str, str] = {}
-        for name, token in self._config.items():
-            if not name.endswith("_token"):
-                continue
-            # transformers writes a token with its flags
-            text = token["content"] if isinstance(token, dict) else token
-            if isinstance(text, str) and text:
-                tokens[name] = text
-        return tokens
 
     def _id(self, *names: str) -> int:
         for name in names:
@@ -309,76 +312,86 @@ class Encoded(Generic[T]):
 
     Attributes:
         used: those that can be trained on, in order.
-        counts: numbers of the others.
-        left_out: id of an example -> error about content that the template omits.
+        counts: numbers of examples.
+        mismatches: id of an example -> error about its template.
     """
 
     used: list[T]
     counts: EncodingCounts
-    left_out: Mapping[str, str]
+    mismatches: Mapping[str, str]
 
 
 def encode_examples(
-    examples: Sequence[Example], encode: Callable[[Example], T | None]
+    examples: Sequence[Example], encode: Callable[[Example], Sequence[T]]
 ) -> Encoded[T]:
     """Encode examples.
 
     Args:
         examples: of a set.
-        encode: encodes one; None if it is too long. Raises ChatError for an example
+        encode: encodes one; empty if it is too long. Raises ChatError for an example
             that cannot be rendered.
     """
     used: list[T] = []
     dropped = 0
     reasons = Counter[str]()
-    left_out: dict[str, str] = {}
+    mismatches: dict[str, str] = {}
     for example in examples:
         try:
             encoded = encode(example)
         except ChatError as error:
             reasons[str(error)] += 1
-            if isinstance(error, ContentLeftOutError):
-                left_out[example["id"]] = str(error)
+            if isinstance(error, TemplateMismatchError):
+                mismatches[example["id"]] = str(error)
             continue
-        if encoded is None:
-            dropped += 1
-        else:
-            used.append(encoded)
+        used += encoded
+        dropped += not encoded
     common_reasons = dict(reasons.most_common(SHOWN_REASONS))
     counts = EncodingCounts(len(examples), reasons.total(), common_reasons, dropped)
-    return Encoded(used, counts, left_out)
+    return Encoded(used, counts, mismatches)
 
 
-def check_content(
+def check_encoded(
     where: str,
-    left_out: Mapping[str, str],
-    places: Mapping[str, str],
-    records: int,
+    encoded: Encoded[T],
+    records: UsableSet,
     max_quarantined: float,
+    requirement: str,
+    remedy: str,
 ) -> None:
-    """Reject a set if the chat template omits content of too many examples.
+    """Reject a set that cannot be trained on.
 
     Args:
         where: name of the set.
-        left_out: id of an example -> error about the omitted content.
-        places: id of an example -> file and line.
-        records: of the set.
+        encoded: its examples.
+        records: its records.
         max_quarantined: largest share of the records to leave out.
+        requirement: condition that an example fulfils to be used.
+        remedy: setting to change if none does.
 
     Raises:
-        ContentLeftOutError: more are left out; names the first examples.
+        TemplateMismatchError: the template does not fit more; names the first examples.
+        NothingToTrainError: no example is used.
+        gristmill.dataprep.examples.kept_examples.ConservationError: a record is not
+            accounted for.
     """
-    if len(left_out) <= max_quarantined * records:
-        return
-    excerpt = "\n  ".join(
-        f"{places.get(example, example)}: {reason}"
-        for example, reason in islice(left_out.items(), SHOWN_EXAMPLES)
-    )
-    raise ContentLeftOutError(
-        f"{where}: the chat template does not write all of {len(left_out):,} of "
-        f"{records:,} examples; or raise, beside "
-        f"its path, max_quarantined from {max_quarantined}:\n  {excerpt}"
-    )
+    mismatches = encoded.mismatches
+    if len(mismatches) > max_quarantined * records.counts.records:
+        excerpt = "\n  ".join(
+            f"{records.places.get(example, example)}: {reason}"
+            for example, reason in islice(mismatches.items(), SHOWN_EXAMPLES)
+        )
+        raise TemplateMismatchError(
+            f"{where}: the chat template does not fit {len(mismatches):,} of "
+            f"{records.counts.records:,} examples; mend it, or raise, beside "
+            f"its path, max_quarantined from {max_quarantined}:\n  {excerpt}"
+        )
+    counts = encoded.counts
+    if not encoded.used:
+        raise NothingToTrainError(
+            f"{where}: none of its {counts.examples} {requirement} "
+            f"({why_left_out(counts)}); {remedy}, or look at the data"
+        )
+    check_records(where, records.counts, counts.examples)
 
 
 @dataclass(frozen=True)
@@ -406,36 +419,24 @@ class Conversation:
 
 def conversation(
     tokens: Tokens,
-    first_turn: int,
+    learned: Collection[int],
     length: int,
     example: str,
     stops: Collection[int] = (),
-    everything: bool = False,
-    untrained: Collection[int] = (),
 ) -> Conversation | None:
-    """Truncate to `length` and train on the assistant's turns from `first_turn`
-    (counted from 1) on.
+    """Truncate to `length` and train on some turns of the assistant; None if no trained
+    token is left.
 
     Args:
         tokens: the rendered conversation.
-        first_turn: first trained turn of the assistant.
+        learned: trained turns of the assistant, counted from 1; 0 stands for the tokens
+            of all others.
         length: most tokens.
         example: its id.
         stops: ids that end a turn.
-        everything: train on all tokens instead, of all roles.
-        untrained: turns of the assistant excluded from training.
-
-    Returns:
-        None if no trained token is left.
-
-    Raises:
-        ChatError: no token is trained at any length.
     """
-    trained = (tokens.turns >= first_turn) | everything
-    trained[np.isin(tokens.turns, list(untrained))] = False
+    trained = np.isin(tokens.turns, list(learned))
     trained[:1] = False
-    if not trained.any():
-        raise ChatError(ALL_UNTRAINED if untrained else UNMARKED)
     kept = trained[:length]
     if not kept.any():
         return None
@@ -463,7 +464,8 @@ def prepare_conversations(
     length: int,
     train_on: TrainOn = "assistant",
 ) -> Encoded[Conversation]:
-    """Encode examples of supervised fine-tuning.
+    """Encode examples of supervised fine-tuning; an example becomes several
+    conversations if the template rewrites its turns.
 
     Args:
         examples: conversations; an assistant's message with `"trained": false` has no
@@ -473,40 +475,36 @@ def prepare_conversations(
         train_on: the assistant's turns, the last of these, or all tokens.
     """
 
-    def encode(example: Example) -> Conversation | None:
-        tokens = chat.encode(example["messages"], tools=example.get("tools", ()))
-        return conversation(
-            tokens,
-            int(tokens.turns.max(initial=1)) if train_on == "last" else 1,
-            length,
-            example["id"],
-            chat.stops,
-            train_on == "all",
-            untrained_turns(tokens, example["messages"]),
-        )
+    def encode(example: Example) -> Sequence[Conversation]:
+        messages = example["messages"]
+        rows = chat.rows(messages, tools=example.get("tools", ()))
+        assistants = [message for message in messages if message["role"] == "assistant"]
+        first_turn = len(assistants) if train_on == "last" else 1
+        learned = {
+            turn
+            for turn, message in enumerate(assistants, start=1)
+            if turn >= first_turn and message.get("trained", True)
+        }
+        if train_on == "all":
+            learned.add(0)
+            if len(rows) > 1:
+                raise TemplateMismatchError(
+                    "the template changes turns of the assistant when others follow, "
+                    "so that no text holds all tokens; set train_on: assistant"
+                )
+        conversations = [
+            conversation(tokens, learned, length, example["id"], chat.stops)
+            for tokens in map(chat.tokens, rows)
+            if learned.intersection(tokens.turns.tolist())
+        ]
+        if not conversations:
+            raise ChatError(UNMARKED if learned else ALL_UNTRAINED)
+        used = [item for item in conversations if item is not None]
+        if used and len(used) < len(conversations):
+            used[-1] = replace(used[-1], truncated=True)
+        return used
 
     return encode_examples(examples, encode)
-
-
-def untrained_turns(tokens: Tokens, messages: Sequence[Message]) -> list[int]:
-    """Turns of the assistant, counted from 1, that are not trained.
-
-    Raises:
-        ChatError: the template does not mark one turn per message of the assistant.
-    """
-    learned = [
-        message.get("trained", True)
-        for message in messages
-        if message["role"] == "assistant"
-    ]
-    if all(learned):
-        return []
-    if len(learned) != tokens.turns.max(initial=0):
-        raise ChatError(
-            "messages have a weight of 0, but the chat template marks other turns of "
-            "the assistant than there are messages of it"
-        )
-    return [turn for turn, is_learned in enumerate(learned, start=1) if not is_learned]
 
 
 def fingerprint_of(conversations: Iterable[Conversation]) -> str:
@@ -548,8 +546,8 @@ class TokenCounts:
         truncated: number of these whose end was cut off.
         example_tokens: tokens of all conversations.
         trained_tokens: number of these with a loss.
-        trained_share, masked_share: shares of the tokens with and without a loss.
-        truncated_share, whole_share: shares of the conversations.
+        trained_share: share of the tokens.
+        truncated_share: share of the conversations.
     """
 
     answers: int
@@ -560,9 +558,7 @@ class TokenCounts:
     example_tokens: int
     trained_tokens: int
     trained_share: float
-    masked_share: float
     truncated_share: float
-    whole_share: float
 
 
 def counts_of(used: Sequence[Conversation]) -> TokenCounts:
@@ -583,9 +579,7 @@ def counts_of(used: Sequence[Conversation]) -> TokenCounts:
         example_tokens=tokens,
         trained_tokens=trained,
         trained_share=trained_share,
-        masked_share=1.0 - trained_share if tokens else 0.0,
         truncated_share=truncated_share,
-        whole_share=1.0 - truncated_share if used else 0.0,
     )
 
 
@@ -615,13 +609,19 @@ def padded(
     return ids, trained
 
 
-def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
-    """An example as text: (text, True if trained), with special tokens."""
-    edges = np.flatnonzero(np.diff(one.trained.astype(np.int8))) + 1
+def decoded_mask(
+    chat: Chat, one: Conversation, limit: int | None = None
+) -> list[tuple[str, bool]]:
+    """First tokens of an example as text: (text, True if trained), with special
+    tokens.
+    """
+    edges = np.flatnonzero(np.diff(one.trained[:limit].astype(np.int8))) + 1
     return [
         (chat.decode(ids.tolist(), special=True), bool(trained[0]))
         for ids, trained in zip(
-            np.split(one.ids, edges), np.split(one.trained, edges), strict=True
+            np.split(one.ids[:limit], edges),
+            np.split(one.trained[:limit], edges),
+            strict=True,
         )
     ]
 

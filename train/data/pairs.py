@@ -17,7 +17,6 @@ from gristmill.dataprep.decontamination.contamination import leaks_into
 from gristmill.dataprep.examples.conversations import Example, Message
 from gristmill.dataprep.examples.kept_examples import (
     UsableSet,
-    check_records,
     usable_sets,
 )
 from gristmill.dataprep.examples.preferences import SAME, Audit, audit
@@ -29,11 +28,10 @@ from gristmill.train.data.conversation_tokens import (
     Conversation,
     Encoded,
     EncodingCounts,
-    NothingToTrainError,
-    check_content,
+    TemplateMismatchError,
+    check_encoded,
     conversation,
     encode_examples,
-    why_left_out,
 )
 
 HASH_BITS = 64
@@ -74,21 +72,27 @@ def encode_pairs(examples: Sequence[Example], chat: Chat, length: int) -> Encode
         length: most tokens per conversation.
     """
 
-    def encode(example: Example) -> Pair | None:
+    def encode(example: Example) -> Sequence[Pair]:
         prompt = example["prompt"]
-        earlier_turns = sum(message["role"] == "assistant" for message in prompt)
-        chosen, rejected = (
-            conversation(
-                chat.encode([*prompt, *answer], tools=example.get("tools", ())),
-                earlier_turns + 1,
-                length,
-                example["id"],
-            )
-            for answer in (example["chosen"], example["rejected"])
-        )
+        encoded = []
+        for answer in (example["chosen"], example["rejected"]):
+            messages = [*prompt, *answer]
+            turns = [
+                sum(message["role"] == "assistant" for message in part)
+                for part in (prompt, messages)
+            ]
+            learned = range(turns[0] + 1, turns[1] + 1)
+            tokens = chat.encode(messages, tools=example.get("tools", ()))
+            if not set(learned) <= set(tokens.turns.tolist()):
+                raise TemplateMismatchError(
+                    "the template changes turns of the answer when others follow, so "
+                    "that no text holds the whole answer; give answers of one turn"
+                )
+            encoded.append(conversation(tokens, learned, length, example["id"]))
+        chosen, rejected = encoded
         if chosen is None or rejected is None:
-            return None
-        return Pair(example, chosen, rejected)
+            return []
+        return [Pair(example, chosen, rejected)]
 
     return encode_examples(examples, encode)
 
@@ -186,32 +190,20 @@ def read_pairs(
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set
             are quarantined than may be.
-        NothingToTrainError: a set has no usable pair.
+        gristmill.train.data.conversation_tokens.NothingToTrainError: a set has no
+            usable pair.
     """
     sets: list[PreferenceSet] = []
     for dataset, records in zip(data, usable_sets(data, "dpo", inputs), strict=True):
         where = f"preferences {dataset.path}"
         encoded = encode_pairs(records.examples, chat, length)
-        check_content(
+        check_encoded(
             where,
-            encoded.left_out,
-            records.places,
-            records.counts.records,
+            encoded,
+            records,
             dataset.max_quarantined,
-        )
-        counts = encoded.counts
-        if not encoded.used:
-            raise NothingToTrainError(
-                f"{where}: none of its {counts.examples} pairs has both answers within "
-                f"{length} tokens ({why_left_out(counts)}); raise sequence_length or "
-                "look at the data"
-            )
-        check_records(
-            where,
-            records.counts,
-            counts.unrenderable,
-            counts.dropped,
-            len(encoded.used),
+            f"pairs has both answers within {length} tokens",
+            "raise sequence_length",
         )
         audited = audit(
             records.examples,
@@ -223,7 +215,9 @@ def read_pairs(
                 leaks,
             ),
         )
-        sets.append(PreferenceSet(dataset.path, encoded.used, records, counts, audited))
+        sets.append(
+            PreferenceSet(dataset.path, encoded.used, records, encoded.counts, audited)
+        )
     return sets
 
 

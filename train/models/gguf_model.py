@@ -59,13 +59,14 @@ class Labels:
     Attributes:
         name: of the model.
         vocabulary: its tokens.
-        end_of_text, pad: ids.
+        start_of_text, end_of_text, pad: ids.
         end_of_turn: id that ends an answer; None if only the end of the text does.
         chat_template: Jinja.
     """
 
     name: str
     vocabulary: Vocabulary
+    start_of_text: int
     end_of_text: int
     pad: int
     end_of_turn: int | None
@@ -175,9 +176,9 @@ def write_gguf(
         writer.add_token_list(list(vocabulary.tokens))
         writer.add_token_types(list(vocabulary.kinds))
         writer.add_token_merges(list(vocabulary.merges))
-        # Documents of a packed set follow an end of text; it is not added, as templates
-        # write their own start.
-        writer.add_bos_token_id(labels.end_of_text)
+        # Documents of a packed set follow an end of text; the start is not added, as
+        # templates write their own.
+        writer.add_bos_token_id(labels.start_of_text)
         writer.add_add_bos_token(False)
         writer.add_eos_token_id(labels.end_of_text)
         writer.add_pad_token_id(labels.pad)

@@ -5,8 +5,8 @@
 - accumulation equals one big batch: gradients of micro-batches add up to those of the
   batch.
 
-The measurements are written to `step-0.json`, with the shares of the data that the
-stage `sft_data` checked. The check of preference optimisation, a margin of zero and a
+The measurements are written to `step-0.json`; the stage `sft_data` checks the data. The
+check of preference optimisation, a margin of zero and a
 loss of ln 2, is in `objectives/reference_logps.py`.
 """
 
@@ -46,38 +46,24 @@ class NotProvedError(RuntimeError):
     """A check before the first step failed."""
 
 
-class DataShares(TypedDict):
-    """Shares of the training examples that the stage `sft_data` measured (see
-    conversation_tokens.counts_of).
-    """
-
-    trained_share: float
-    masked_share: float
-    truncated_share: float
-    end_of_turn_share: float
-
-
-class Certificate(DataShares):
+class Certificate(TypedDict):
     """Measurements of all checks.
 
     Attributes:
         loss, loss_unpacked: per trained token, of packed rows and of single examples.
         accumulation_difference: of gradients, relative to their norm.
         largest_difference: that is allowed.
-        problems: always empty.
     """
 
     loss: float
     loss_unpacked: float
     accumulation_difference: float
     largest_difference: float
-    problems: list[str]
 
 
 def prove(
     model: nn.Module,
     objective: AssistantTurns,
-    data: DataShares,
     dtype: torch.dtype,
     micro_batch_size: int,
     world: World,
@@ -87,7 +73,6 @@ def prove(
     Args:
         model: before its first step.
         objective: of the training.
-        data: counts of the stage `sft_data`.
         dtype: of matrix products.
         micro_batch_size: maximum rows per forward pass on a rank.
         world: the processes.
@@ -128,11 +113,6 @@ def prove(
         "loss_unpacked": alone / objective.weight(rows),
         "accumulation_difference": distance / norm if norm else 0.0,
         "largest_difference": LARGEST_DIFFERENCE[dtype],
-        "trained_share": data["trained_share"],
-        "masked_share": data["masked_share"],
-        "truncated_share": data["truncated_share"],
-        "end_of_turn_share": data["end_of_turn_share"],
-        "problems": [],
     }
     if problems := failures(certificate):
         raise NotProvedError(

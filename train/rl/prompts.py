@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.dataprep.examples.conversations import Example
+from gristmill.dataprep.examples.kept_examples import UsableSet
 from gristmill.dataprep.examples.read_examples import (
     RecordCounts,
     made_path,
@@ -23,9 +24,8 @@ from gristmill.train.data.conversation_tokens import (
     ChatError,
     EncodingCounts,
     NothingToTrainError,
-    check_content,
+    check_encoded,
     encode_examples,
-    why_left_out,
 )
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.batch_plan import RowOrder
@@ -111,7 +111,8 @@ def read_prompts(
     prompts_by_id: dict[str, Prompt] = {}
     sets = []
     for prompt_set in data:
-        records = read_set(
+        where = f"rl data {prompt_set.path}"
+        read = read_set(
             made_path(prompt_set.path, inputs or {}),
             "prompts",
             prompt_set.format,
@@ -120,34 +121,28 @@ def read_prompts(
             prompt_set.answer,
             columns_of(rewards),
         )
-        check_answers(
-            f"rl data {prompt_set.path}", records.examples, rewards, prompt_set.answer
-        )
+        check_answers(where, read.examples, rewards, prompt_set.answer)
 
-        def encode(example: Example) -> Prompt | None:
+        def encode(example: Example) -> Sequence[Prompt]:
             offered: tuple[str, ...] = ()
             if tools is None:
                 described = example.get("tools", ())
                 ids = chat.encode(example["prompt"], True, described).ids.tolist()
             else:
                 ids, offered = tools.encode(example)
-            return None if len(ids) > longest else Prompt(example, tuple(ids), offered)
+            prompt = Prompt(example, tuple(ids), offered)
+            return [] if len(ids) > longest else [prompt]
 
-        encoded = encode_examples(records.examples, encode)
-        check_content(
-            f"rl data {prompt_set.path}",
-            encoded.left_out,
-            records.places(),
-            records.records,
+        encoded = encode_examples(read.examples, encode)
+        counts = read.counts()
+        check_encoded(
+            where,
+            encoded,
+            UsableSet(read.examples, read.quarantined, counts, read.places()),
             prompt_set.max_quarantined,
+            f"prompts has at most {longest} tokens",
+            "raise rl.sequence_length, lower rl.max_new_tokens",
         )
-        if not encoded.used:
-            raise NothingToTrainError(
-                f"rl data {prompt_set.path}: none of its {encoded.counts.examples} "
-                f"prompts has at most {longest} tokens "
-                f"({why_left_out(encoded.counts)}); raise rl.sequence_length, lower "
-                "rl.max_new_tokens, or look at the data"
-            )
         fresh = {
             prompt.example["id"]: prompt
             for prompt in encoded.used
@@ -157,7 +152,7 @@ def read_prompts(
         sets.append(
             PromptSet(
                 prompt_set.path,
-                records.counts(),
+                counts,
                 encoded.counts,
                 used=len(fresh),
                 repeated=len(encoded.used) - len(fresh),

@@ -17,6 +17,7 @@ from gristmill.dataprep.rewards.answer_checks import (
     verifier_of,
 )
 from gristmill.mixtures.schema.rl import AnyReward, ModelReward, OwnReward
+from gristmill.tokenize.chat_template import PROBE
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.distributed.process_groups import World, on_first, sum_over_ranks
 from gristmill.train.loop.batch_plan import slices
@@ -24,13 +25,6 @@ from gristmill.train.models.reward_model import RewardModel, load_reward_model, 
 from gristmill.train.rl.prompts import Prompt
 from gristmill.train.rl.rollout import Generated
 
-PROBE: tuple[Message, ...] = (
-    {"role": "user", "content": "x"},
-    {"role": "assistant", "content": "x"},
-)
-"""Conversation that shows the text written by the template after the end of an
-answer.
-"""
 Given = Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]
 """Function from prompts and answers to rewards (n,) float32."""
 ROWS = 16
@@ -197,7 +191,7 @@ def _by_model(
             f"policy {vocab_size}: "
             "it reads the policy's own tokens, so both need the same tokenizer"
         )
-    tokens = chat.encode(PROBE)
+    tokens = chat.encode(PROBE[1:3])
     last = int((tokens.turns > 0).nonzero()[0][-1])
     tail = tokens.ids[last + 1 :].tolist()
 

@@ -210,6 +210,7 @@ def write_gguf_files(
     labels = Labels(
         name,
         llama_cpp_vocabulary(chat.tokenizer, shape.vocab_size),
+        chat.start_of_text,
         chat.end_of_text,
         chat.pad,
         next(iter(sorted(chat.stops - {chat.end_of_text})), None),

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gristmill.core.files import read_json, write_json
+from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.posttraining import Distill, Tuning
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
@@ -40,7 +40,7 @@ from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate
 from gristmill.train.objectives.reference_logps import check_key
 from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.resuming import measured_once
-from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
+from gristmill.train.stages.sft_data import HELD_OUT
 from gristmill.train.stages.stage_inputs import (
     Inputs,
     first_model,
@@ -125,7 +125,6 @@ def run(
             lambda: prove(
                 model,
                 objective,
-                read_json(inputs["sft_data"] / COUNTS),
                 setup.dtype,
                 section.micro_batch_size,
                 world,

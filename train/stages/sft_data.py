@@ -3,8 +3,7 @@ loss masks.
 
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` if
 configured, with loss masks (`tokenize/loss_masks.py`); `refused.jsonl`: rejected
-records with reasons; `counts.json`: shares trained, cut and ended, for the gates in
-front of the training; with `holdout` also `held-out/`, a packed set of the held-out
+records with reasons; with `holdout` also `held-out/`, a packed set of the held-out
 conversations. Needs no accelerator, so data can be inspected and mixed again before a
 training is paid for.
 """
@@ -18,13 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.conversations import Example, Message
 from gristmill.dataprep.examples.kept_examples import (
     QUARANTINED,
     UsableSet,
-    check_records,
     set_names,
     usable_sets,
     write_quarantined,
@@ -39,14 +36,14 @@ from gristmill.train.data.conversation_tokens import (
     Encoded,
     NothingToTrainError,
     TokenCounts,
-    check_content,
+    check_encoded,
     counts_of,
     decoded_mask,
     left_out_warning,
     prepare_conversations,
-    why_left_out,
 )
 from gristmill.train.data.example_rows import (
+    Row,
     copies,
     packed_rows,
     piece_of,
@@ -59,7 +56,6 @@ from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.stages.stage_inputs import Inputs, example_length
 
-COUNTS = "counts.json"
 HELD_OUT = "held-out"
 """Folder of a packed set of held-out conversations."""
 REPLAY = "replay"
@@ -92,19 +88,6 @@ class ConversationSet:
     encoded: Encoded[Conversation]
     training: list[Conversation]
     held_out: list[Conversation]
-
-
-@dataclass(frozen=True)
-class DrawnSet:
-    """Repeated examples of a set.
-
-    Attributes:
-        examples: with repetitions.
-        tokens: number of their trained tokens.
-    """
-
-    examples: list[Conversation]
-    tokens: int
 
 
 def run(
@@ -149,23 +132,33 @@ def run(
         counts = conversation_set.encoded.counts
         if warning := left_out_warning(name, counts, length):
             context.warn(warning)
+        num_used = counts.examples - counts.unrenderable - counts.dropped
+        if (num_rows := len(conversation_set.encoded.used)) > num_used:
+            context.warn(
+                f"{name}: the chat template changes an answer when others follow, so "
+                f"{num_used:,} examples are trained as {num_rows:,}, each as the model "
+                "reads it when it answers"
+            )
     drawn = weighted(
         [conversation_set.training for conversation_set in sets],
         [dataset.weight for dataset in section.data],
         seed,
     )
-    is_packed = section.packing == "best_fit"
+
+    def packed(conversations: Sequence[Conversation]) -> list[Row]:
+        pieces = [piece_of(conversation) for conversation in conversations]
+        return packed_rows(pieces, length, section.packing == "best_fit")
+
     rows = {
-        name: packed_rows(
-            [piece_of(conversation) for conversation in drawn_set.examples],
-            length,
-            is_packed,
-        )
-        for name, drawn_set in zip(names, drawn, strict=True)
+        name: packed(conversations)
+        for name, conversations in zip(names, drawn, strict=True)
     }
-    used = [conversation for drawn_set in drawn for conversation in drawn_set.examples]
+    used = [conversation for conversations in drawn for conversation in conversations]
     token_counts = counts_of(used)
-    if problems := gate_problems(token_counts, section.gates, length):
+    unended = next((item.example for item in used if item.ended < item.answers), "")
+    for conversation_set in sets:
+        unended = conversation_set.records.places.get(unended, unended)
+    if problems := gate_problems(token_counts, section.gates, length, unended):
         raise GateError("sft: " + "; ".join(problems))
     replayed = replay_count(token_counts.example_tokens, length, section.replay)
     if replayed and mix is not None:
@@ -175,21 +168,16 @@ def run(
         )
     written = write_example_rows(out, rows, length, tokenizer, chat.pad)
     held_out = {
-        name: packed_rows(
-            [piece_of(conversation) for conversation in conversation_set.held_out],
-            length,
-            is_packed,
-        )
+        name: packed(conversation_set.held_out)
         for name, conversation_set in named_sets.items()
         if conversation_set.held_out
     }
     if held_out:
         write_example_rows(out / HELD_OUT, held_out, length, tokenizer, chat.pad)
-    write_json(out / COUNTS, asdict(token_counts))
     replayed_tokens = sum(
         len(piece.ids) for row in rows.get(REPLAY, []) for piece in row
     )
-    drawn_tokens = sum(drawn_set.tokens for drawn_set in drawn)
+    drawn_tokens = [counts_of(conversations).trained_tokens for conversations in drawn]
     return {
         "sequence_length": length,
         "packing": section.packing,
@@ -202,12 +190,12 @@ def run(
                 **asdict(conversation_set.encoded.counts),
                 **asdict(counts_of(conversation_set.encoded.used)),
                 "held_out": len(conversation_set.held_out),
-                "drawn": len(drawn_set.examples),
-                "drawn_tokens": drawn_set.tokens,
-                "drawn_share": drawn_set.tokens / drawn_tokens,
+                "drawn": len(conversations),
+                "drawn_tokens": tokens,
+                "drawn_share": tokens / token_counts.trained_tokens,
             }
-            for (name, conversation_set), drawn_set in zip(
-                named_sets.items(), drawn, strict=True
+            for (name, conversation_set), conversations, tokens in zip(
+                named_sets.items(), drawn, drawn_tokens, strict=True
             )
         ],
         **asdict(token_counts),
@@ -220,7 +208,7 @@ def run(
             {
                 "set": name,
                 "example": conversation.example,
-                "spans": decoded_mask(chat, shortened(conversation)),
+                "spans": decoded_mask(chat, conversation, SAMPLE_TOKENS),
             }
             for name, conversation_set in named_sets.items()
             for conversation in conversation_set.training[:SAMPLES_PER_SET]
@@ -228,13 +216,16 @@ def run(
     }
 
 
-def gate_problems(counts: TokenCounts, gates: Gates, length: int) -> list[str]:
+def gate_problems(
+    counts: TokenCounts, gates: Gates, length: int, unended: str
+) -> list[str]:
     """Sentences, one for each gate that the examples do not pass.
 
     Args:
         counts: of all examples.
         gates: the manifest's thresholds.
         length: most tokens of an example.
+        unended: place of an example whose end of turn is not trained, if any.
     """
     problems = []
     if counts.end_of_turn_share < gates.min_end_of_turn_trained:
@@ -254,7 +245,7 @@ def gate_problems(counts: TokenCounts, gates: Gates, length: int) -> list[str]:
             )
         problems.append(
             f"only {counts.end_of_turn_share:.2%} of {answers:,} answers have a trained "
-            "end of turn, without which a model does not learn to stop "
+            f"end of turn, not {unended}, and without it a model does not learn to stop "
             f"(sft.gates.min_end_of_turn_trained: {gates.min_end_of_turn_trained}); "
             + "; ".join(causes)
         )
@@ -291,20 +282,14 @@ def read_sets(
         encoded = prepare_conversations(
             records.examples, chat, length, dataset.train_on
         )
-        check_content(
+        check_encoded(
             where,
-            encoded.left_out,
-            records.places,
-            records.counts.records,
+            encoded,
+            records,
             dataset.max_quarantined,
+            f"examples has an answer within {length} tokens",
+            "raise sft.sequence_length",
         )
-        counts = encoded.counts
-        if not encoded.used:
-            raise NothingToTrainError(
-                f"{where}: none of its {counts.examples} examples has an answer within "
-                f"{length} tokens ({why_left_out(counts)}); raise sft.sequence_length "
-                "or look at the data"
-            )
         measuring = {
             example["id"]
             for example in records.examples
@@ -313,16 +298,9 @@ def read_sets(
         training = [item for item in encoded.used if item.example not in measuring]
         if not training:
             raise NothingToTrainError(
-                f"{where}: all of its {len(encoded.used)} examples are held out; lower "
+                f"{where}: all of its {len(measuring)} examples are held out; lower "
                 f"sft.holdout ({section.holdout}) or remove the set"
             )
-        check_records(
-            where,
-            records.counts,
-            counts.unrenderable,
-            counts.dropped,
-            len(encoded.used),
-        )
         held_out = [item for item in encoded.used if item.example in measuring]
         sets.append(ConversationSet(dataset.path, records, encoded, training, held_out))
     return sets
@@ -337,8 +315,10 @@ def asked(example: Example) -> list[Message]:
 
 def weighted(
     sets: Sequence[list[Conversation]], weights: Sequence[float | None], seed: int
-) -> list[DrawnSet]:
+) -> Sequence[list[Conversation]]:
     """Examples of each set, repeated by its weight."""
+    if weights[0] is None:
+        return sets
     trained = [
         np.array(
             [int(conversation.trained.sum()) for conversation in conversations],
@@ -346,38 +326,19 @@ def weighted(
         )
         for conversations in sets
     ]
-    repeats = [np.ones(len(conversations), dtype=np.int64) for conversations in sets]
-    if weights[0] is not None:
-        quota_per_set = quotas(
-            [int(tokens.sum()) for tokens in trained],
-            [weight or 0.0 for weight in weights],
-        )
-        repeats = [
-            copies(
-                tokens,
-                [conversation.example for conversation in conversations],
-                quota,
-                seed,
-            )
-            for tokens, conversations, quota in zip(
-                trained, sets, quota_per_set, strict=True
-            )
-        ]
-    return [
-        DrawnSet(
+    quota_per_set = quotas(
+        [int(tokens.sum()) for tokens in trained],
+        [weight or 0.0 for weight in weights],
+    )
+    repeated = []
+    for conversations, tokens, quota in zip(sets, trained, quota_per_set, strict=True):
+        ids = [conversation.example for conversation in conversations]
+        repeats = copies(tokens, ids, quota, seed)
+        repeated.append(
             [
                 conversation
-                for conversation, times in zip(conversations, number, strict=True)
+                for conversation, times in zip(conversations, repeats, strict=True)
                 for _ in range(times)
-            ],
-            int((number * tokens).sum()),
+            ]
         )
-        for conversations, number, tokens in zip(sets, repeats, trained, strict=True)
-    ]
-
-
-def shortened(one: Conversation) -> Conversation:
-    """First tokens of a conversation, as many as the report shows."""
-    return Conversation(
-        one.ids[:SAMPLE_TOKENS], one.trained[:SAMPLE_TOKENS], one.truncated, one.example
-    )
+    return repeated

@@ -11,26 +11,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from gristmill.dataprep.examples.conversations import Message, Tool, ToolCall
+from gristmill.dataprep.examples.conversations import Message, Tool
+from gristmill.tokenize.chat_template import (
+    PROBE_ARGUMENTS,
+    PROBE_NAME,
+    PROBE_TOOL,
+    THINKING_END,
+    Segment,
+    call_probe,
+)
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 
-PROBE_NAME = "probed_tool"
-PROBE_ARGUMENTS: dict[str, object] = {"probed": "value"}
 PROBE_ANSWER = "Probed."
-PROBE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": PROBE_NAME,
-        "description": "A probe.",
-        "parameters": {
-            "type": "object",
-            "properties": {"probed": {"type": "string", "description": "A probe."}},
-            "required": ["probed"],
-        },
-    },
-}
 HERMES = "<tool_call>", "</tool_call>", "name", "arguments"
 ASKING = (
     'To call a tool, write:\n<tool_call>\n{"name": NAME, "arguments": '
@@ -64,23 +59,24 @@ class CallFormat:
         templated: True if the template supports tools.
 
     Raises:
-        ChatError: the template writes calls in a form that is not JSON.
+        ChatError: the template writes calls in a form that is not JSON, or changes
+            them when their answers follow.
     """
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        try:
-            rendered = chat.segments(
-                _probe([PROBE_ANSWER]), prompt=True, tools=[PROBE_TOOL]
-            )
-        except ChatError:
-            self.templated = False
-            self._opening, self._closing, self._name, self._arguments = HERMES
-            return
-        self.templated = True
-        written = "".join(text for text, generated in rendered if generated) or "".join(
-            text for text, _ in rendered
-        )
+        self._opening, self._closing, self._name, self._arguments = HERMES
+        self.templated = False
+        self._reasoning = ""
+        written = ""
+        with suppress(ChatError):
+            written = self._probed_call()
+        if not written:
+            # Templates that keep the reasoning of calls may change calls without it.
+            self._reasoning = PROBE_ANSWER
+            with suppress(ChatError):
+                written = self._probed_call()
+        self.answers([PROBE_ANSWER])
         at = written.find("{")
         while at >= 0:
             try:
@@ -100,11 +96,12 @@ class CallFormat:
                 )
                 return
             at = written.find("{", at + 1)
-        raise ChatError(
-            f"{chat.folder}: the chat template writes calls of tools in a form that is "
-            "not JSON, which rl.tools cannot read; give the tokenizer a template that "
-            "writes them as JSON, or remove the tools"
-        )
+        if self.templated:
+            raise ChatError(
+                f"{chat.folder}: the chat template writes calls of tools in a form "
+                "that is not JSON, which rl.tools cannot read; give the tokenizer a "
+                "template that writes them as JSON, or remove the tools"
+            )
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Tokens of a prompt with tools.
@@ -122,12 +119,12 @@ class CallFormat:
             for number, message in enumerate(messages)
             if message["role"] == "user"
         )
-        prompt_messages: list[Message] = [
-            {**message, "content": described + message["content"]}
-            if number == first
-            else message
-            for number, message in enumerate(messages)
-        ]
+        prompt_messages = [*messages]
+        question = messages[first]
+        prompt_messages[first] = {
+            **question,
+            "content": described + question["content"],
+        }
         ids = self._chat.encode(prompt_messages, prompt=True).ids.tolist()
         return ids
 
@@ -178,51 +175,48 @@ class CallFormat:
         for tools' answers without special tokens.
         """
         if self.templated:
-            rendered = self._chat.segments(
-                _probe(answers), prompt=True, tools=[PROBE_TOOL]
-            )
+            row = self._probe_row(answers)
         else:
             responses = "\n".join(
                 f"<tool_response>\n{answer}\n</tool_response>" for answer in answers
             )
-            rendered = self._chat.segments(
+            row = self._chat.rows(
                 [
                     {"role": "user", "content": "x"},
                     {"role": "assistant", "content": "x"},
                     {"role": "user", "content": responses},
                 ],
                 prompt=True,
+            )[-1]
+        turns = [number for number, (_, turn) in enumerate(row) if turn]
+        if not turns:
+            raise ChatError(
+                f"{self._chat.folder}: the chat template changes a turn of the "
+                "assistant when the answer of a tool follows, so that rl.tools cannot "
+                "continue it; give the tokenizer a template that does not, or remove "
+                "the tools"
             )
-        last = max(
-            number for number, (_, generated) in enumerate(rendered) if generated
-        )
+        last = turns[-1]
         ids: list[int] = self._chat.tokenizer.encode(
-            "".join(text for text, _ in rendered[last + 1 :]), add_special_tokens=False
+            "".join(text for text, _ in row[last + 1 :]), add_special_tokens=False
         ).ids
         # If the template's marks exclude the end of a turn, the model has already
         # sampled it.
         return ids[1:] if ids and ids[0] in self._chat.stops else ids
 
+    def _probed_call(self) -> str:
+        """Call as the template writes it, without reasoning; empty if the template
+        changes it when its answer follows.
 
-def _probe(answers: Sequence[str]) -> list[Message]:
-    """Conversation with as many calls as answers; ids are nine letters or digits, as
-    Mistral's templates require.
-    """
-    ids = [f"call{number:05d}" for number in range(len(answers))]
-    calls: list[ToolCall] = [
-        {
-            "id": call_id,
-            "type": "function",
-            "function": {"name": PROBE_NAME, "arguments": PROBE_ARGUMENTS},
-        }
-        for call_id in ids
-    ]
-    replies: list[Message] = [
-        {"role": "tool", "name": PROBE_NAME, "tool_call_id": call_id, "content": answer}
-        for call_id, answer in zip(ids, answers, strict=True)
-    ]
-    return [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        *replies,
-    ]
+        Raises:
+            ChatError: the template does not support tools.
+        """
+        row = self._probe_row([PROBE_ANSWER])
+        self.templated = True
+        written = "".join(text for text, turn in row if turn)
+        return written.rpartition(THINKING_END)[2]
+
+    def _probe_row(self, answers: Sequence[str]) -> list[Segment]:
+        """Last row of a conversation of probes, up to the assistant's next turn."""
+        messages = call_probe(answers, self._reasoning)
+        return self._chat.rows(messages, prompt=True, tools=[PROBE_TOOL])[-1]
