@@ -7,13 +7,12 @@ token is huggingface_hub's own (`HF_TOKEN`), and so is offline work (`HF_HUB_OFF
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fsspec import register_implementation
 from huggingface_hub import (
@@ -29,15 +28,13 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
 )
 
-from gristmill.core.object_stores import Failing, retry_seconds
+from gristmill.core.object_stores import Failing, T, log, retry_seconds
 from gristmill.mixtures.hub_paths import is_at_commit
 
-T = TypeVar("T")
 MODEL_FILES = (".json", ".jinja", ".model", ".safetensors", ".txt")
 """Endings of the files of a model's folder that are downloaded and listed; repositories
 hold the same weights in other formats too.
 """
-log = logging.getLogger("gristmill.hub")
 
 
 class HubFiles(HfFileSystem):

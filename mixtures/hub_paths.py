@@ -8,7 +8,6 @@ import re
 
 HUB = "hf://"
 _COMMIT = "@[0-9a-f]{40}"
-_AT_COMMIT = re.compile(rf"{HUB}(datasets/)?[^/@]+/[^/@]+{_COMMIT}(/.*)?")
 
 
 def is_hub_model(path: str) -> bool:
@@ -18,7 +17,8 @@ def is_hub_model(path: str) -> bool:
 
 def is_at_commit(path: str) -> bool:
     """True if the revision is a commit, from which results can be repeated."""
-    return _AT_COMMIT.fullmatch(path) is not None
+    pattern = rf"{HUB}(datasets/)?[^/@]+/[^/@]+{_COMMIT}(/.*)?"
+    return re.fullmatch(pattern, path) is not None
 
 
 def without_commit(path: str) -> str:
