@@ -189,8 +189,8 @@ class GivenModel(Section):
 
     path: OutsidePath
     """A folder that transformers loads or that `export` wrote, or `hf://NAME@COMMIT`
-    (see docs/how-to/data/hub.md): config.json, model.safetensors (or its shards) and tokenizer.json, for one of the decoders of
-    docs/reference/model-families.md.
+    (see docs/how-to/data/hub.md): config.json, model.safetensors (or its shards) and
+    tokenizer.json, for one of the decoders of docs/reference/model-families.md.
     """
 
 
@@ -208,11 +208,11 @@ class Model(BuiltInOrOwn):
     """
     init_from: OutsidePath | None = None
     """A folder in Hugging Face's format (config.json, safetensors), or
-    `hf://NAME@COMMIT`, whose model is trained further; it must be of one of the families of
-    docs/reference/model-families.md. Its config.json decides the shape, and the
-    tokenizer must be its own (`tokenizer: {path: .../tokenizer.json}`); the mixture's
-    row length becomes its context length. Rows longer than its sliding window are an
-    error.
+    `hf://NAME@COMMIT`, whose model is trained further; it must be of one of the
+    families of docs/reference/model-families.md. Its config.json decides the shape, and
+    the tokenizer must be its own (`tokenizer: {path: .../tokenizer.json}`); the
+    mixture's row length becomes its context length. Rows longer than its sliding window
+    are an error.
     """
     layers: Positive = 4
     """Number of decoder blocks."""
