@@ -94,7 +94,11 @@ AREAS = {
     "objectives": ("train.objectives:rows",),
     "optimizers": ("train.optimizers:rows",),
     "sizes": ("train.sizes:rows",),
-    "posttrain": ("train.tuning:rows", "train.rollouts:rows"),
+    "posttrain": (
+        "train.tuning:rows",
+        "train.tuning:large_vocabulary_rows",
+        "train.rollouts:rows",
+    ),
     "chain": ("chain.chain:rows",),
     "chaos": ("chaos.chaos:rows", "chaos.full_disk:rows", "chaos.asking_kills:rows"),
     "chaos_disk": ("chaos.full_disk:rows",),

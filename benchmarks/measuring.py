@@ -154,6 +154,17 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+def added_bytes(work: Callable[[], object]) -> int:
+    """Return the most resident memory of this process during a call, beyond what it had
+    before.
+    """
+    before = resident_bytes(os.getpid())
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    work()
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 - before
+
+
 class MemorySampler:
     """Background thread that samples the memory of a process and its descendants.
 

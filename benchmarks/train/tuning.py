@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measuring import Row, row
+from benchmarks.measuring import Row, added_bytes, cost_row, fastest, row
+from benchmarks.train.small_models import drawn_decoder
 from gristmill.mixtures.base import Options
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.posttraining import LossSettings
@@ -43,6 +44,8 @@ SECTION = Model(layers=4, width=128, heads=4)
 EXAMPLES_PER_UPDATE, PAIRS_PER_UPDATE = 16, 4
 WARMUPS, UPDATES, TURNS = 1, 4, 2
 RATE, BETA, PAD = 1e-4, 0.1, 1
+LARGE_VOCAB, LARGE_ROWS, LARGE_LENGTH = 32_768, 16, 512
+SMALL = Model(layers=1, width=128, heads=4)
 Batch = tuple[Tensor, Tensor, Tensor | None]
 """Ids and targets (n, t), and positions in their examples if rows hold several."""
 Example = tuple[list[int], list[int]]
@@ -127,6 +130,61 @@ def rows() -> Iterator[Row]:
             "reference log-probabilities stored, TRL's computed in each update",
             floor=1.4,
         )
+
+
+def large_vocabulary_rows() -> Iterator[Row]:
+    """Measure log-probabilities of answers and their gradients, where the vocabulary is
+    much larger than the model, against TRL's fused output layer.
+    """
+    import trl.trainer.utils
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    shape = shape_of(SMALL, LARGE_VOCAB, LARGE_LENGTH)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(LARGE_VOCAB, (LARGE_ROWS, LARGE_LENGTH), generator=generator)
+    ends = torch.randint(LARGE_LENGTH // 2, LARGE_LENGTH, (LARGE_ROWS, 1))
+    places = torch.arange(LARGE_LENGTH)
+    is_answer = (places >= LARGE_LENGTH // 3) & (places < ends)
+    ours = drawn_decoder(shape)
+    config = AutoConfig.for_model(**hf_config(shape, "float32", [0], PAD))
+    theirs = AutoModelForCausalLM.from_config(config)
+    theirs.load_state_dict(ours.state_dict(), strict=False)
+    trl.trainer.utils.add_fused_lm_head(theirs)
+
+    def our_logps() -> Tensor:
+        targets = next_tokens(ids, is_answer)
+        logps: Tensor = ours(ids, partial(sequence_logps, targets=targets))
+        return logps
+
+    def their_logps() -> Tensor:
+        labels = ids.masked_fill(~is_answer, IGNORED)
+        output = theirs(ids, labels=labels, fused_lm_head=True)
+        logps: Tensor = output.log_probs.masked_fill(~is_answer[:, 1:], 0.0).sum(dim=1)
+        return logps
+
+    def update(logps: Callable[[], Tensor]) -> None:
+        chosen, rejected = logps().chunk(2)
+        loss = -torch.nn.functional.logsigmoid(BETA * (chosen - rejected)).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    sides = [partial(update, logps) for logps in (our_logps, their_logps)]
+    with torch.no_grad():
+        gap = float((our_logps() - their_logps()).abs().max())
+    for side in sides:
+        side()
+    note = (
+        f"{LARGE_ROWS} x {LARGE_LENGTH} tokens, {int(is_answer.sum()):,} of answers, "
+        f"{LARGE_VOCAB:,} ids; sums differ by {gap:.0e} at most"
+    )
+    our_bytes, their_bytes = map(added_bytes, sides)
+    yield cost_row(
+        "dpo_logps_memory_vs_trl", our_bytes / 1e6, their_bytes / 1e6, "MB", note, 1.0
+    )
+    our_seconds, their_seconds = fastest(1, *sides, clock=time.process_time)
+    yield cost_row(
+        "dpo_logps_seconds_vs_trl", our_seconds, their_seconds, "s", note, 1.0
+    )
 
 
 def by_turns(sides: dict[str, Callable[[], list[float]]]) -> dict[str, float]:

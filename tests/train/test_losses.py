@@ -139,6 +139,47 @@ def test_log_probability_covers_answer_tokens_only() -> None:
     )
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_chunked_log_probabilities_and_gradients_equal_those_of_whole_logits(
+    n: int, chunk: int, ignored_share: float, trains_matrix: bool, seed: int
+) -> None:
+    """Of any function of the sums: here their squares."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, matrix = (
+        torch.randn(size, generator=generator) for size in ((n, 6, 5), (9, 5))
+    )
+    targets = torch.randint(0, 9, (n, 6), generator=generator)
+    targets[torch.rand(n, 6, generator=generator) < ignored_share] = IGNORED
+    ours, theirs = (
+        [
+            hidden.clone().requires_grad_(),
+            matrix.clone().requires_grad_(trains_matrix),
+        ]
+        for _ in range(2)
+    )
+    logits = F.linear(*theirs)
+    nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    expected = -nll.view(n, 6).sum(dim=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "CHUNK_LOGITS", chunk)
+        logps = sequence_logps(*ours, targets)
+        logps.square().sum().backward()
+    torch.testing.assert_close(logps, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        sequence_logps(logits.detach(), None, targets), expected, atol=1e-5, rtol=1e-5
+    )
+    expected.square().sum().backward()
+    for tensor, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(tensor.grad, reference.grad, atol=1e-4, rtol=1e-4)
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 40), st.sampled_from([1e-4, 0.3]), st.integers(0, 2**31))
 def test_z_loss_and_gradients_equal_their_definition(

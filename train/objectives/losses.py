@@ -111,6 +111,100 @@ def scaled_gradients(
     return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
 
 
+def chunked_gradients(
+    hidden: Tensor,
+    matrix: Tensor,
+    trains_matrix: bool,
+    differentiate: Callable[[Tensor, slice], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Gradients of hidden states (m, d) and an output matrix (v, d) through their
+    logits, of which only a chunk exists at a time.
+
+    Args:
+        hidden: of m positions.
+        matrix: the output matrix.
+        trains_matrix: if false, its gradient is empty.
+        differentiate: returns the gradient (k, v) of the logits (k, v) of a slice of
+            positions, both in the dtype of the hidden states.
+    """
+    hidden_gradient = torch.empty_like(hidden)
+    matrix_gradient = torch.zeros(
+        matrix.shape if trains_matrix else (0,), device=matrix.device
+    )
+    for part in slices(len(hidden), chunk_rows(matrix)):
+        gradient = differentiate(hidden[part] @ matrix.T, part)
+        hidden_gradient[part] = gradient @ matrix
+        if not trains_matrix:
+            continue
+        if matrix_gradient.dtype == gradient.dtype:
+            matrix_gradient.addmm_(gradient.T, hidden[part])
+        else:
+            matrix_gradient += gradient.T @ hidden[part]
+    return hidden_gradient, matrix_gradient.to(matrix.dtype)
+
+
+OfLogits = Callable[[Tensor, slice], tuple[Tensor, ...]]
+"""Function of the logits (k, v) float32 of a slice of positions that returns values of
+these positions, (k, ...) each.
+"""
+
+
+class _OfLogits(torch.autograd.Function):
+    """Values of logits, which both passes compute chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, matrix: Tensor, function: OfLogits
+    ) -> tuple[Tensor, ...]:
+        ctx.function = function
+        ctx.save_for_backward(hidden, matrix)
+        chunks = [
+            function((hidden[part] @ matrix.T).float(), part)
+            for part in slices(max(1, len(hidden)), chunk_rows(matrix))
+        ]
+        return tuple(torch.cat(column) for column in zip(*chunks, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        hidden, matrix = ctx.saved_tensors
+        trains_matrix = ctx.needs_input_grad[1]
+
+        def differentiate(logits: Tensor, part: slice) -> Tensor:
+            with torch.enable_grad():
+                scores = logits.float().requires_grad_()
+                sides = [
+                    (values, gradient[part])
+                    for values, gradient in zip(
+                        ctx.function(scores, part), gradients, strict=True
+                    )
+                    if values.requires_grad
+                ]
+            outputs, of_outputs = zip(*sides, strict=True)
+            (gradient,) = torch.autograd.grad(outputs, scores, of_outputs)
+            return gradient.to(logits.dtype)
+
+        of_hidden, of_matrix = chunked_gradients(
+            hidden, matrix, trains_matrix, differentiate
+        )
+        return of_hidden, of_matrix if trains_matrix else None, None
+
+
+def of_logits(
+    hidden: Tensor, matrix: Tensor | None, function: OfLogits
+) -> tuple[Tensor, ...]:
+    """Values of the logits of m positions, (m, ...) each, with gradients, without
+    materialising all logits: the backward pass recomputes those of each chunk.
+
+    Args:
+        hidden: (m, d), float32 or bfloat16.
+        matrix: (v, d), the output matrix.
+        function: see `OfLogits`; values that it computes without gradients have none.
+    """
+    if matrix is None:
+        return function(hidden.float(), slice(None))
+    return _OfLogits.apply(hidden, matrix, function)
+
+
 class _WeightedNll(torch.autograd.Function):
     """Sum of weight * negative log-likelihood, whose gradients are computed chunk by
     chunk in the forward pass.
@@ -129,26 +223,19 @@ class _WeightedNll(torch.autograd.Function):
         z_loss: float,
         fused: bool,
     ) -> tuple[Tensor, Tensor]:
-        differentiate = _compiled_logit_gradients() if fused else _logit_gradients
+        gradients_of = _compiled_logit_gradients() if fused else _logit_gradients
         nll = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
-        hidden_gradient = torch.empty_like(hidden)
-        trains_matrix = ctx.needs_input_grad[1]
-        matrix_gradient = torch.zeros(
-            matrix.shape if trains_matrix else (0,), device=matrix.device
-        )
         squares = torch.zeros_like(nll)
-        for part in slices(len(hidden), chunk_rows(matrix)):
-            nll[part], squares[part], gradient = differentiate(
-                hidden[part] @ matrix.T, targets[part], weights[part], z_loss, fused
+
+        def differentiate(logits: Tensor, part: slice) -> Tensor:
+            nll[part], squares[part], gradient = gradients_of(
+                logits, targets[part], weights[part], z_loss, fused
             )
-            hidden_gradient[part] = gradient @ matrix
-            if not trains_matrix:
-                continue
-            if matrix_gradient.dtype == gradient.dtype:
-                matrix_gradient.addmm_(gradient.T, hidden[part])
-            else:
-                matrix_gradient += gradient.T @ hidden[part]
-        ctx.save_for_backward(hidden_gradient, matrix_gradient.to(matrix.dtype))
+            return gradient
+
+        ctx.save_for_backward(
+            *chunked_gradients(hidden, matrix, ctx.needs_input_grad[1], differentiate)
+        )
         ctx.mark_non_differentiable(nll)
         return ((nll + z_loss * squares) * weights).sum(), nll
 
@@ -307,8 +394,12 @@ def sequence_logps(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> Te
     >>> f"{logps.item():.4f}"  # 2 ln(1/2)
     '-1.3863'
     """
-    logits = (hidden if matrix is None else F.linear(hidden, matrix)).float()
-    nll = F.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED
-    )
-    return -nll.view(targets.shape).sum(dim=1)
+    places = (targets != IGNORED).flatten().nonzero().squeeze(1)
+    labels = targets.flatten()[places]
+
+    def nll_of(logits: Tensor, part: slice) -> tuple[Tensor]:
+        return (F.cross_entropy(logits, labels[part], reduction="none"),)
+
+    (nll,) = of_logits(hidden.flatten(0, 1)[places], matrix, nll_of)
+    token_nll = torch.zeros(targets.numel(), device=nll.device)
+    return -token_nll.index_copy(0, places, nll).view(targets.shape).sum(dim=1)
