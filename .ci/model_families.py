@@ -4,19 +4,40 @@ reference`).
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from safetensors.torch import load_file
+
 from gristmill.mixtures.model_families import FAMILIES
 from gristmill.train.models.gguf_model import ARCHITECTURES as GGUF_ARCHITECTURES
 from gristmill.train.models.hf_configs import ARCHITECTURES
+from gristmill.train.models.transformers_decoder import check_decoder, write_decoder
+from gristmill.train.models.weights import load_model
+from tests.train.decoder_families import FAMILIES as TINY
+from tests.train.decoder_families import save_tiny_decoder
 
 OPENING = """# Model families
 
-Written by `make reference` from the code. A folder whose config.json has one of these `model_type`s can be trained on
-(`pretrain.model.init_from`), tuned, measured, served and exported (`model.path`); logits are those of transformers, which
-the tests compare for each decoder. What a config.json asks for beyond that (another activation, another kind of
-`rope_parameters` ...) is an error that names the key. A sliding window (Mistral 7B v0.1: 4,096 tokens) is not computed:
-rows are as long as the window at most, where it makes no difference. Qwen3-MoE is computed with `norm_topk_prob` and
-without; llama.cpp has only the former. An export has the family of the model that it was trained from; a model that was
-trained here is the family named in the last column.
+Written by `make reference` from the code. gristmill loads a folder as transformers saves it, by its config.json:
+
+- **Families of its own decoder**, in the first table: also trained from scratch, and with every form of parallelism.
+- **Any other causal decoder of the installed transformers**, computed by transformers' own class
+  (`implementation: transformers`; `auto` takes it where the own decoder does not compute what config.json asks for). The
+  second table has those that were tried. Code in a folder (`auto_map`) is never run.
+
+## Own decoder
+
+Logits are those of transformers, which the tests compare for each decoder. What a config.json asks for beyond that
+(another activation, another kind of `rope_parameters` ...) is left to transformers' class, or with `implementation: own`
+an error that names the key. A sliding window (Mistral 7B v0.1: 4,096 tokens) is not computed: rows are as long as the
+window at most, where it makes no difference. Qwen3-MoE is computed with `norm_topk_prob` and without; llama.cpp has only
+the former. An export has the family of the model that it was trained from; a model that was trained here is the family
+named in the last column.
 
 | `model_type` | models | class of transformers | GGUF | trained here |
 | --- | --- | --- | --- | --- |
@@ -33,15 +54,69 @@ TRAINED = {
 }
 
 
+TRIED = """
+
+## Classes of transformers
+
+They work in `pretrain.model.init_from`, `sft`, `dpo`, `rl`, `evaluate`, `chat`, `generate` and `export`, with full
+weights or adapters, on one process or sharded (`engine.parallel.shard`). Not with `reward`, `export.gguf`, `float8`,
+`engine.compute.compile`, and tensor or context parallelism; each is an error that says so. They compute logits of all
+positions at once, which for a large vocabulary takes memory: lower `micro_batch_size`. Dropout is off, and experts get
+no balancing loss.
+
+Each row was tried with {version} on a tiny model with random weights: logits equal those of `from_pretrained`, and
+an untrained export has the names, values and configuration of the loaded folder. Documents of a packed row are always
+computed as if each were alone. *Masks* says that the class does this itself, which is tested before the first step of
+every training; otherwise each document becomes a row of its own, padded to the longest, which takes more memory.
+
+| `model_type` | class | masks |
+| --- | --- | --- |
+"""
+
+
+def tried(model_type: str) -> str:
+    """Try a family, and return its row of the table."""
+    with tempfile.TemporaryDirectory() as temporary:
+        published, exported = (
+            Path(temporary) / "published",
+            Path(temporary) / "exported",
+        )
+        theirs = save_tiny_decoder(model_type, published)
+        model = load_model(published)
+        ids = torch.arange(20)[None]
+        with torch.no_grad():
+            torch.testing.assert_close(
+                model(ids), theirs(ids, use_cache=False).logits, rtol=0, atol=1e-5
+            )
+        check_decoder(model, torch.float32)  # type: ignore[arg-type]
+        write_decoder(model, torch.float32, frozenset(), 1 << 30, exported)
+        before, after = (
+            load_file(folder / "model.safetensors") for folder in (published, exported)
+        )
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    masks = "yes" if model.separates_documents else ""  # type: ignore[attr-defined]
+    return f"| `{model_type}` | `{type(model).__name__}` | {masks} |"
+
+
 def reference() -> str:
     """Return the page."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
     rows = [
         f"| `{model_type}` | {name} | `{ARCHITECTURES[model_type]}` | "
         f"{'yes' if model_type in GGUF_ARCHITECTURES else ''} "
         f"| {TRAINED.get(model_type, '')} |"
         for model_type, name in FAMILIES.items()
     ]
-    return OPENING + "\n".join(rows)
+    version = f"transformers {transformers.__version__}"
+    return (
+        OPENING
+        + "\n".join(rows)
+        + TRIED.format(version=version)
+        + "\n".join(map(tried, TINY))
+    )
 
 
 if __name__ == "__main__":

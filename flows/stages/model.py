@@ -27,9 +27,13 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
-    """Yield an error for a model that this decoder cannot run."""
+    """Yield an error for a model that cannot be run."""
     assert manifest.model is not None
-    message = why_no_model(manifest.model.path, tokenizer_of(manifest))
+    message = why_no_model(
+        manifest.model.path,
+        tokenizer_of(manifest),
+        implementation=manifest.model.implementation,
+    )
     if message is not None:
         yield ("model", "path"), message
 

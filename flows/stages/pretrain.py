@@ -20,6 +20,7 @@ from gristmill.flows.stages.trainings import recipe_of, torchrun_stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.span_objectives import lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Kind
+from gristmill.mixtures.schema.model import Implementation
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.schema.tokenizer import Tokenizer
 
@@ -36,13 +37,19 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     tokens of the objective.
     """
     assert manifest.pretrain is not None
-    folder = manifest.pretrain.model.init_from
+    model = manifest.pretrain.model
     masked = manifest.pretrain.masked
     length = None if manifest.mix is None else manifest.mix.sequence_length
     message = (
         None
-        if folder is None
-        else why_no_model(folder, manifest.tokenizer, manifest.pretrain.kind, length)
+        if model.init_from is None
+        else why_no_model(
+            model.init_from,
+            manifest.tokenizer,
+            manifest.pretrain.kind,
+            length,
+            model.implementation,
+        )
     )
     if message is not None:
         yield ("pretrain", "model", "init_from"), message
@@ -75,6 +82,7 @@ def why_no_model(
     tokenizer: Tokenizer | None,
     kind: Kind = "decoder",
     length: int | None = None,
+    implementation: Implementation = "auto",
 ) -> str | None:
     """Return the reason why a model cannot run here, with a tokenizer, or on rows of
     `length` tokens; None if it can.
@@ -85,7 +93,7 @@ def why_no_model(
     from gristmill.train.models.weights import check_model
 
     try:
-        shape = check_model(folder, kind)
+        shape = check_model(folder, kind, implementation)
         if length is not None:
             replace(shape, sequence_length=max(shape.sequence_length, length))
     except (OSError, ValueError) as error:

@@ -34,6 +34,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
 from gristmill.mixtures.schema.engine import Trackers
+from gristmill.mixtures.schema.model import Implementation
 from gristmill.mixtures.schema.optimizer import OPTIMIZERS
 from gristmill.mixtures.schema.pretrain import Training
 from gristmill.mixtures.steps.examples import made_names, output_name
@@ -116,14 +117,16 @@ def torchrun_stage(
 
 
 def _beyond_window(manifest: Manifest, stage: str) -> str | None:
-    """Return the reason why rows are longer than the sliding window of the published
-    model, or None.
+    """Return the reason why rows are longer than the published model allows, or
+    None.
     """
     path: str | None = None
+    implementation: Implementation = "auto"
     if manifest.model is not None:
-        path = manifest.model.path
+        path, implementation = manifest.model.path, manifest.model.implementation
     elif manifest.pretrain is not None:
-        path = manifest.pretrain.model.init_from
+        model = manifest.pretrain.model
+        path, implementation = model.init_from, model.implementation
     length = getattr(manifest, stage).sequence_length
     if length is None and stage in ("sft", "dpo") and manifest.mix is not None:
         length = manifest.mix.sequence_length
@@ -132,7 +135,7 @@ def _beyond_window(manifest: Manifest, stage: str) -> str | None:
     from gristmill.train.models.weights import read_shape
 
     try:
-        shape = read_shape(as_path(path))
+        shape = read_shape(as_path(path), implementation)
     except (OSError, ValueError):
         return None  # the stage of the model reports the problem
     try:

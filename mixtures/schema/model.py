@@ -97,7 +97,8 @@ def expand(values: Any) -> Any:
 
 
 Initialisation = Literal["gpt2", "llama", "neox", "mitchell"]
-NOT_OF_THE_SHAPE = ("init_from", "document_mask")
+Implementation = Literal["auto", "own", "transformers"]
+NOT_OF_THE_SHAPE = ("init_from", "document_mask", "implementation")
 """Keys that are allowed beside `init_from`; the checkpoint decides all others."""
 
 
@@ -187,10 +188,18 @@ class GivenModel(Section):
     `tokenizer` sets others.
     """
 
+    added = ("implementation",)
+
     path: OutsidePath
     """A folder that transformers loads or that `export` wrote, or `hf://NAME@COMMIT`
     (see docs/how-to/data/hub.md): config.json, model.safetensors (or its shards) and
-    tokenizer.json, for one of the decoders of docs/reference/model-families.md.
+    tokenizer.json, of any causal decoder of the installed transformers
+    (docs/reference/model-families.md).
+    """
+    implementation: Implementation = "auto"
+    """`own`: compute it with gristmill's decoder, which knows some families. `auto`:
+    likewise where it does, else with the class of transformers. `transformers`: always
+    with that class. Code in the folder is never run.
     """
 
 
@@ -199,7 +208,7 @@ class Model(BuiltInOrOwn):
 
     takes: ClassVar[tuple[str, ...] | None] = ("vocab_size",)
     offers: ClassVar[tuple[str, ...]] = ("sequence_length",)
-    added = ("mup_base_width",)
+    added = ("mup_base_width", "implementation")
 
     preset: str | None = Field(default=None, exclude=True)
     """Name of a set of sizes, which other keys override: `llama-1m`, `llama-10m`,
@@ -208,12 +217,14 @@ class Model(BuiltInOrOwn):
     """
     init_from: OutsidePath | None = None
     """A folder in Hugging Face's format (config.json, safetensors), or
-    `hf://NAME@COMMIT`, whose model is trained further; it must be of one of the
-    families of docs/reference/model-families.md. Its config.json decides the shape, and
-    the tokenizer must be its own (`tokenizer: {path: .../tokenizer.json}`); the
-    mixture's row length becomes its context length. Rows longer than its sliding window
-    are an error.
+    `hf://NAME@COMMIT`, whose model is trained further: any causal decoder of the
+    installed transformers, or an encoder of docs/reference/model-families.md. Its
+    config.json decides the shape, and the tokenizer must be its own (`tokenizer: {path:
+    .../tokenizer.json}`); the mixture's row length becomes its context length. Rows
+    longer than its sliding window are an error.
     """
+    implementation: Implementation = "auto"
+    """Code that computes the model of `init_from`: see `model.implementation`."""
     layers: Positive = 4
     """Number of decoder blocks."""
     width: Positive = 128
@@ -290,6 +301,8 @@ class Model(BuiltInOrOwn):
 
     def _problems(self) -> Iterator[str]:
         yield from self.unused_beside_own("model", "document_mask")
+        if self.implementation != "auto" and self.init_from is None:
+            yield "implementation goes with init_from; remove it"
         if self.mup_base_width is not None and self.init != "gpt2":
             yield "mup_base_width needs init: gpt2; remove one of the two"
         if self.mup_base_width is not None and self.moe is not None:

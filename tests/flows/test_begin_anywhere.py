@@ -464,7 +464,7 @@ def test_invalid_model_folder_is_rejected_before_any_work(
     folder: Path,
 ) -> None:
     (folder / "other").mkdir(exist_ok=True)
-    (folder / "other" / "config.json").write_text('{"model_type": "gpt2"}')
+    (folder / "other" / "config.json").write_text('{"model_type": "new"}')
     (folder / "other" / "tokenizer.json").write_bytes(
         (folder / "model" / "tokenizer.json").read_bytes()
     )
@@ -474,7 +474,7 @@ def test_invalid_model_folder_is_rejected_before_any_work(
         opened(folder, "name: a\n\nmodel: {path: nowhere}\nexport: {}\n")
     with pytest.raises(
         ManifestError,
-        match=r"run.yaml:2: model.path: .*model_type 'gpt2' is not computed here",
+        match=r"run.yaml:2: model.path: .*model_type .new. is neither computed here",
     ):
         opened(folder, "name: a\nmodel: {path: other}\nexport: {}\n")
 

@@ -209,12 +209,12 @@ EMBEDDING = MODULE + (
         (
             EMBEDDING + "    def forward(self, tokens): return self.e(tokens)[..., 1:]",
             {},
-            r"shape \(1, 8, 399\) .* shape \(1, 8, 400",
+            r"shape \(2, 16, 399\) .* shape \(2, 16, 400",
         ),
         (
             EMBEDDING + "    def forward(self, tokens): return tokens",
             {},
-            r"returned a tensor of shape \(1, 8\) for tokens",
+            r"returned a tensor of shape \(2, 16\) for tokens",
         ),
         (
             EMBEDDING

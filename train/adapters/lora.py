@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,11 @@ from gristmill.train.adapters.quantised import RoundedWeight, product, rounded
 from gristmill.train.distributed.fsdp import sharded_model
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.models.model_config import Shape
-from gristmill.train.models.transformer import Llama
+from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.transformers_decoder import (
+    ONE_BY_ONE,
+    TransformersDecoder,
+)
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.planning.flops import flops_per_token
 
@@ -90,17 +93,23 @@ def adapted_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Te
 
 
 def adapt(model: nn.Module, lora: Lora) -> None:
-    """Freeze a model and add adapters to its linear layers in place, before sharding.
+    """Freeze a model and add adapters to its linear layers in place, before sharding;
+    without `targets`, those of a decoder of transformers are all in its blocks.
 
     Raises:
         LoraError: the model lacks the target layers.
     """
     model.requires_grad_(False)
     targets = lora.targets or get_args(LinearLayer)
+    blocks: list[nn.Module] = []
+    if isinstance(model, TransformersDecoder) and not lora.targets:
+        blocks = model.blocks
+    of_blocks = {module for block in blocks for module in block.modules()}
     target_layers = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in targets
+        if isinstance(module, nn.Linear)
+        and (name.rpartition(".")[2] in targets or module in of_blocks)
     ]
     missing = set(targets) - {name.rpartition(".")[2] for name, _ in target_layers}
     if not target_layers or (lora.targets and missing):
@@ -178,7 +187,9 @@ def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
     return weights
 
 
-def adapted_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> float:
+def adapted_flops_per_token(
+    shape: Shape | TransformersShape, length: int, lora: Lora | None
+) -> float:
     """Training FLOPs per token, without the gradients of frozen weights."""
     flops = flops_per_token(shape, length)
     if lora is None:
@@ -276,7 +287,7 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 
 def tuned_model(
-    shape: Shape,
+    shape: Shape | TransformersShape,
     tensor_of: TensorOf,
     lora: Lora | None,
     seed: int,
@@ -284,7 +295,7 @@ def tuned_model(
     dtype: torch.dtype,
     context: Context,
     extend: Callable[[nn.Module], None] | None = None,
-    build: Callable[[Shape], Llama] | None = None,
+    build: Callable[[Any], nn.Module] | None = None,
 ) -> nn.Module:
     """Load an existing model, sharded, with new adapters if configured.
 
@@ -301,7 +312,7 @@ def tuned_model(
         LoraError: target layers are missing, the model is a GLM, or its frozen weights
             cannot be quantised.
     """
-    if lora is not None and shape.rotary_share != 1.0:
+    if lora is not None and isinstance(shape, Shape) and shape.rotary_share != 1.0:
         raise LoraError(
             "lora writes adapters for PEFT, but a GLM's matrices are joined or "
             "reordered in transformers, "
@@ -328,4 +339,6 @@ def tuned_model(
     )
     if base is not None:
         round_frozen(model, tensor_of, base, world)
+    if not getattr(model, "separates_documents", True):
+        context.warn(ONE_BY_ONE)
     return model

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,13 +15,21 @@ from gristmill.mixtures.schema.pretrain import Precision
 from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.models.model_config import OwnShape, Shape
+from gristmill.train.models.model_config import (
+    AnyShape,
+    OwnShape,
+    Shape,
+    TransformersShape,
+)
 from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.own_model import build_own
-from gristmill.train.models.weights import TensorOf
+from gristmill.train.models.transformers_decoder import check_decoder
+from gristmill.train.models.weights import TensorOf, allocate, stored_buffers
 
-if TYPE_CHECKING:
-    from gristmill.train.models.transformer import Llama
+
+class ForeignModelError(ValueError):
+    """A setting that needs the built-in decoder."""
+
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -34,14 +42,14 @@ def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:
 
 
 def sharded_model(
-    shape: Shape | OwnShape,
+    shape: AnyShape,
     tensor_of: TensorOf | None,
     world: World,
     dtype: torch.dtype,
     compute: Compute | None = None,
     float8: Literal["off", "tensorwise", "rowwise"] = "off",
     adapt: Callable[[nn.Module], None] | None = None,
-    build: Callable[[Shape], Llama] | None = None,
+    build: Callable[[Any], nn.Module] | None = None,
 ) -> nn.Module:
     """Build a model whose parameters are sharded over all processes.
 
@@ -71,15 +79,12 @@ def sharded_model(
     from gristmill.train.models.float8 import Float8Error, use_float8
     from gristmill.train.models.transformer import configure
 
+    compute = compute or Compute()
+    if not isinstance(shape, Shape):
+        refuse_splits(world, compute, float8)
     if isinstance(shape, OwnShape):
-        if world.row_split is not None:
-            raise RowSplitError(
-                "engine.parallel.context: a model of your own reads whole rows; use "
-                "shard"
-            )
         return _sharded_own(shape, world, dtype)
     assert tensor_of is not None
-    compute = compute or Compute()
 
     policy = precision_policy(dtype)
     with torch.device("meta"):
@@ -100,12 +105,13 @@ def sharded_model(
     configure(model, compute)
     if world.size > 1 or dtype != torch.float32:
         # FSDP hooks around layers would break the graph of a compiled model.
-        layers = model.model.layers.children() if compute.compile != "model" else ()
-        for layer in layers:
+        for layer in model.blocks if compute.compile != "model" else ():
             fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
         fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
-    model.to_empty(device=world.device)
+    allocate(model, world.device)
     with torch.no_grad():
+        for name, buffer in stored_buffers(model).items():
+            buffer.copy_(tensor_of(name, buffer.shape))
         for name, parameter in model.named_parameters():
             values = tensor_of(name, parameter.shape).to(world.device)
             parameter.copy_(
@@ -119,13 +125,34 @@ def sharded_model(
                 else values
             )
     assert_master_weights(model)
-    probes: Sequence[nn.Module] = (
-        [model.model]
-        if compute.compile == "model"
-        else list(model.model.layers.children())
+    assert_compute_dtype(
+        model.model if compute.compile == "model" else [*model.blocks, model][0], dtype
     )
-    assert_compute_dtype(probes[0], dtype)
+    if isinstance(shape, TransformersShape):
+        with evaluating(model):
+            check_decoder(model, dtype)
     return model
+
+
+def refuse_splits(
+    world: World, compute: Compute, float8: Literal["off", "tensorwise", "rowwise"]
+) -> None:
+    """Refuse settings that need the layers of this package.
+
+    Raises:
+        ForeignModelError: names the setting.
+    """
+    for setting, is_set in (
+        ("engine.parallel.tensor", world.tensor_mesh is not None),
+        ("engine.parallel.context", world.row_split is not None),
+        ("engine.compute.compile", compute.compiles),
+        ("pretrain.float8", float8 != "off"),
+    ):
+        if is_set:
+            raise ForeignModelError(
+                f"{setting} needs the built-in decoder, and this model has layers of "
+                "its own or of transformers; remove it, and use engine.parallel.shard"
+            )
 
 
 def split_rows(model: Any, split: RowSplit) -> None:
@@ -289,6 +316,9 @@ def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
         full_tensor = gathered(parameter).detach()
         if is_kept:
             full_tensors[name] = full_tensor.cpu()
+    if is_kept:
+        for name, buffer in stored_buffers(model).items():
+            full_tensors[name] = buffer.cpu()
     return full_tensors
 
 

@@ -80,7 +80,7 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
         path, tokenizer
     )
     start = None if end_of_text is None else tokenizer.token_to_id(end_of_text)
-    if start is None or len(token_bytes) > model.shape.padded_vocab_size:
+    if start is None or len(token_bytes) > model.shape.vocab_size:
         raise ModelFolderError(
             f"{folder}: its tokenizer ({len(token_bytes)} tokens, end of text "
             f"{start}) does not fit "
@@ -115,7 +115,7 @@ def score_document(model: Llama, ids: np.ndarray) -> float:
     length = model.shape.sequence_length
     starts = range(0, len(ids) - 1, length - 1)
     windows = [torch.from_numpy(ids[start : start + length]) for start in starts]
-    device = model.model.embed_tokens.weight.device
+    device = next(model.parameters()).device
     total = 0.0
     for first in range(0, len(windows), WINDOWS_PER_FORWARD):
         rows = torch.nn.utils.rnn.pad_sequence(

@@ -23,7 +23,7 @@ from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.eval.intervals import Estimate, interval
 from gristmill.train.loop.batch_plan import micro_batches, slices
-from gristmill.train.models.model_config import OwnShape, Shape
+from gristmill.train.models.model_config import AnyShape
 from gristmill.train.models.transformer import Llama
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
@@ -244,7 +244,7 @@ def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarra
 
 
 def held_out_positions(
-    packed: PackedSet, source: str, shape: Shape | OwnShape
+    packed: PackedSet, source: str, shape: AnyShape
 ) -> np.ndarray | None:
     """Position of each token in its attention span in a source's held-out rows (int32,
     (n, t)); None for full rows.
@@ -257,7 +257,7 @@ def held_out_positions(
     return filled_positions(boundaries.filled(), packed.sequence_length)
 
 
-def held_out_rows(packed: PackedSet, source: str, shape: Shape | OwnShape) -> Read:
+def held_out_rows(packed: PackedSet, source: str, shape: AnyShape) -> Read:
     """Held-out rows of a source in the form that a layout reads."""
     rows = packed.validation(source)
     boundaries = packed.validation_boundaries(source)
@@ -378,7 +378,7 @@ class Validation:
         for source in packed.manifest["validation"]:
             rows = packed.validation(source)
             if len(rows):
-                shape: Shape | OwnShape = self.model.shape  # type: ignore[assignment]
+                shape: AnyShape = self.model.shape  # type: ignore[assignment]
                 laid = (
                     None
                     if self.layout is None

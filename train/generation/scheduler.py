@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from gristmill.train.generation.sampling import (
     sampled_ids,
     sent,
 )
-from gristmill.train.models.own_model import OwnModel
 from gristmill.train.models.transformer import Cache, Llama, empty_cache
 
 ROOM = 64
@@ -81,6 +80,7 @@ class _Row:
             these after its end.
         generator: its random stream.
         cached: positions in the cache, all but the newest id.
+        past: cache of this row alone, of a model with `extend`.
     """
 
     number: int
@@ -89,6 +89,7 @@ class _Row:
     unread: int
     generator: np.random.Generator
     cached: int
+    past: Any = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ class Scheduler:
     """Scheduler of requests to a model; single-threaded.
 
     Args:
-        model: in one process, not sharded.
+        model: in one process, not sharded. One with `extend`, which is not the built-in
+            decoder, reads its rows one by one.
         most_rows: most requests that run together; the others wait in order.
 
     Attributes:
@@ -136,7 +138,8 @@ class Scheduler:
     def __init__(self, model: Llama, most_rows: int) -> None:
         self.model = model
         self.most_rows = most_rows
-        self._device = model.model.embed_tokens.weight.device
+        self._extend: Any = getattr(model, "extend", None)
+        self._device = next(model.parameters()).device
         self.rounds_ahead = int(self._device.type == "cuda")
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []
@@ -192,12 +195,9 @@ class Scheduler:
     def step(self) -> list[Progress]:
         """Run one round: a new id for every running request, or its end."""
         self._admit()
-        if self._cache is not None:
-            if self._cache.length == self._cache.layers[0].keys.shape[2]:
-                self._arrange([(self._cache, range(len(self._rows)))], ROOM + 1)
-            logits = self.model(self._newest, cache=self._cache)[:, -1]
+        if self._rows:
             ids = sampled_ids(
-                logits,
+                self._next_logits(),
                 [row.request.sampling for row in self._rows],
                 [row.generator for row in self._rows],
             )
@@ -218,6 +218,20 @@ class Scheduler:
         self._keep_running()
         return progress
 
+    def _next_logits(self) -> Tensor:
+        """Logits (n, v) after the newest id of each running row."""
+        if self._cache is not None:
+            if self._cache.length == self._cache.layers[0].keys.shape[2]:
+                self._arrange([(self._cache, range(len(self._rows)))], ROOM + 1)
+            return self.model(self._newest, cache=self._cache)[:, -1]
+        parts = []
+        for row, ids in zip(self._rows, self._newest.split(1), strict=True):
+            if row.past is None:
+                ids = sent([row.request.prompt], torch.int64, self._device)
+            logits, row.past = self._extend(ids, row.past)
+            parts.append(logits)
+        return torch.cat(parts)
+
     def _admit(self) -> None:
         """Compute the prompts of waiting requests while there is room, and start
         them.
@@ -231,12 +245,12 @@ class Scheduler:
             entering.append(self._waiting.popleft())
         if not entering:
             return
-        prompts = [row.request.prompt[:-1] for row in entering]
-        parts = [(filled(self.model, prompts), range(len(entering)))]
-        if self._cache is not None:
-            parts.insert(0, (self._cache, range(len(self._rows))))
+        parts = [] if self._cache is None else [(self._cache, range(len(self._rows)))]
         self._rows = [*self._rows, *entering]
-        self._arrange(parts, ROOM)
+        if self._extend is None:
+            prompts = [row.request.prompt[:-1] for row in entering]
+            parts.append((filled(self.model, prompts), range(len(entering))))
+            self._arrange(parts, ROOM)
         last = sent(
             [row.request.prompt[-1:] for row in entering], torch.int64, self._device
         )
@@ -249,11 +263,12 @@ class Scheduler:
             for place, row in enumerate(self._rows)
             if row.unsampled and row.unread
         ]
-        if self._cache is None or len(places) == len(self._rows):
+        if len(places) == len(self._rows):
             return
         self._rows = [self._rows[place] for place in places]
         self._newest = self._newest[sent(places, torch.int64, self._device)]
-        self._arrange([(self._cache, places)], ROOM)
+        if self._cache is not None:
+            self._arrange([(self._cache, places)], ROOM)
 
     def _arrange(self, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> None:
         """Copy the running rows to a new cache, as short as the longest row allows.
@@ -314,7 +329,7 @@ def filled(model: Llama, prompts: Sequence[Sequence[int]]) -> Cache:
 
 
 def generate(
-    model: Llama | OwnModel,
+    model: Llama,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     stops: Collection[int],
@@ -340,10 +355,6 @@ def generate(
             fills the model's sequence length.
     """
     sampling = Sampling(temperature, seed=seed)
-    if isinstance(model, OwnModel):
-        return continue_texts(
-            model, prompts, max_new_tokens, frozenset(stops), sampling
-        )
     return complete(
         Scheduler(model, most_rows=len(prompts)),
         [
@@ -367,32 +378,3 @@ def complete(scheduler: Scheduler, requests: Sequence[Request]) -> list[list[int
         for update in scheduler.step():
             tokens_by_request[update.number] += update.tokens
     return list(tokens_by_request.values())
-
-
-@torch.no_grad()
-def continue_texts(
-    model: OwnModel,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    stops: frozenset[int],
-    sampling: Sampling,
-) -> list[list[int]]:
-    """Continue prompts one by one, recomputing the full text for every token, without a
-    cache.
-
-    Arguments and samples are those of `generate`.
-    """
-    device = next(model.parameters()).device
-    continuations = []
-    for prompt in prompts:
-        ids = list(prompt)
-        generator = random_numbers(sampling.seed, prompt)
-        most = min(len(ids) + max_new_tokens, model.shape.sequence_length)
-        while len(ids) < most:
-            logits = model(torch.tensor([ids], device=device))[:, -1]
-            token = int(sampled_ids(logits, [sampling], [generator]))
-            if token in stops:
-                break
-            ids.append(token)
-        continuations.append(ids[len(prompt) :])
-    return continuations

@@ -19,7 +19,12 @@ from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.hf_configs import hf_config
-from gristmill.train.models.model_config import BUCKETS, MOST_DISTANCE, Shape
+from gristmill.train.models.model_config import (
+    BUCKETS,
+    MOST_DISTANCE,
+    Shape,
+    TransformersShape,
+)
 from gristmill.train.models.rope import rotary_table
 from gristmill.train.models.transformer import (
     Cache,
@@ -28,6 +33,10 @@ from gristmill.train.models.transformer import (
     RMSNorm,
     ShapedModel,
     logits_head,
+)
+from gristmill.train.models.transformers_decoder import (
+    TransformersDecoder,
+    build_decoder,
 )
 
 ATTENTION = "gristmill"
@@ -349,8 +358,14 @@ class EncoderDecoder(ShapedModel):
         return head(hidden, self.lm_head.weight[: self.shape.vocab_size])
 
 
-def model_of(shape: Shape) -> Llama | Encoder | EncoderDecoder:
-    """Construct the model of a shape."""
+def model_of(
+    shape: Shape | TransformersShape,
+) -> Llama | Encoder | EncoderDecoder | TransformersDecoder:
+    """Construct the model of a shape; inside `torch.device("meta")` its parameters have
+    no memory.
+    """
+    if isinstance(shape, TransformersShape):
+        return build_decoder(shape)
     if shape.encoder:
         return Bert(shape) if shape.bert else ModernBert(shape)
     if shape.encoder_decoder:

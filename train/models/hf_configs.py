@@ -107,8 +107,9 @@ def shape_from_hf(config: ConfigJson) -> Shape:
     family = config.get("model_type")
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(
-            f"config.json: model_type {family!r} is not computed here; these are: "
-            f"{describe_families()}"
+            f"config.json: model_type {family!r} is neither computed here (these are: "
+            f"{describe_families()}) nor a causal decoder of the installed "
+            "transformers; code of the folder (auto_map) is never run"
         )
     if family in (ENCODER_DECODER, BERT):
         return t5_shape(config) if family == ENCODER_DECODER else bert_shape(config)

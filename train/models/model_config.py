@@ -51,6 +51,8 @@ CHUNKS = 2
 """Chunks of a row per process in context parallelism (see context_parallel.py)."""
 OWN = "own"
 """Key of config.json for the code and options of a user's model."""
+TRANSFORMERS = "transformers"
+"""Key of config.json for the shape of a decoder of transformers."""
 ConfigJson = Mapping[str, Any]
 """Content of a config.json, ours or of transformers."""
 
@@ -61,6 +63,10 @@ class ShapeError(ValueError):
 
 class UnknownArchitectureError(ValueError):
     """A config.json describes an unsupported architecture."""
+
+
+class WeightsError(ValueError):
+    """The tensors of a folder do not match the model of its config.json."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,8 @@ class Shape:
                 f"rows of {self.sequence_length:,} tokens are longer than the model's "
                 f"sliding window of {window:,}, and attention here has no window; make "
                 f"rows of {window:,} tokens or less (mix.sequence_length, or "
-                "sequence_length of sft, reward, dpo or rl)"
+                "sequence_length of sft, reward, dpo or rl), or let transformers compute "
+                "it (implementation: transformers beside model.path or init_from)"
             )
         for name, limit in LARGEST_SIZES.items():
             size = getattr(self, name)
@@ -264,18 +271,51 @@ class Shape:
         )
 
 
-@dataclass(frozen=True)
-class OwnShape:
-    """Known sizes of a user's model, with the part of the interface of `Shape` that
-    applies.
+class ForeignShape:
+    """Sizes of a module other than the models of this package, with the part of the
+    interface of `Shape` that applies.
 
     Attributes:
-        own: class or function, and its options.
         vocab_size: number of predicted ids.
         sequence_length: maximum row length.
         document_mask: true if it gets positions within documents.
+        parameters: number of its weights.
+        matrix_parameters: weights that every token is multiplied by.
+        layers, attention_width: of its attention; 0 if unknown.
+    """
+
+    vocab_size: int
+    sequence_length: int
+    document_mask: bool
+    parameters: int
+    layers: int = 0
+    attention_width: int = 0
+    experts: ClassVar[int] = 0
+    kind: ClassVar[Kind] = "decoder"
+    encoder: ClassVar[bool] = False
+    prefix_lm: ClassVar[bool] = False
+    encoder_decoder: ClassVar[bool] = False
+
+    @property
+    def matrix_parameters(self) -> int:
+        """All weights, as operations are unknown (Kaplan et al. 2020, section 2.1)."""
+        return self.parameters
+
+    def flops_per_token(self, length: int) -> int:
+        """See `Shape.flops_per_token`."""
+        return (
+            6 * self.matrix_parameters
+            + 12 * self.layers * self.attention_width * length
+        )
+
+
+@dataclass(frozen=True)
+class OwnShape(ForeignShape):
+    """Known sizes of a user's model (see `ForeignShape`).
+
+    Attributes:
+        own: class or function, and its options.
         seed: of its initial weights.
-        parameters: number of trained parameters.
     """
 
     own: Own
@@ -285,18 +325,50 @@ class OwnShape:
     seed: int
     parameters: int = 0
 
-    layers: ClassVar[int] = 0
-    experts: ClassVar[int] = 0
-    kind: ClassVar[Kind] = "decoder"
-    encoder: ClassVar[bool] = False
-    prefix_lm: ClassVar[bool] = False
-    encoder_decoder: ClassVar[bool] = False
 
-    def flops_per_token(self, length: int) -> int:
-        """6 N per token (Kaplan et al. 2020, section 2.1), as other operations are
-        unknown.
-        """
-        return 6 * self.parameters
+@dataclass(frozen=True)
+class TransformersShape(ForeignShape):
+    """Sizes of a decoder of transformers (see `ForeignShape`).
+
+    Attributes:
+        config: content of its config.json.
+        generation: content of its generation_config.json.
+        context: maximum row length that its config.json allows; None if any.
+        embedded: weights that are looked up and not multiplied.
+    """
+
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    vocab_size: int
+    sequence_length: int
+    context: int | None
+    parameters: int
+    embedded: int
+    layers: int
+    attention_width: int
+    document_mask: bool = False
+
+    def __post_init__(self) -> None:
+        if self.context is not None and self.sequence_length > self.context:
+            raise ShapeError(
+                f"rows of {self.sequence_length:,} tokens are longer than the "
+                f"{self.context:,} positions in the config.json of this "
+                f"{self.family}; make rows shorter (mix.sequence_length, or "
+                "sequence_length of sft, dpo or rl)"
+            )
+
+    @property
+    def family(self) -> str:
+        """Its `model_type`."""
+        return str(self.config["model_type"])
+
+    @property
+    def matrix_parameters(self) -> int:
+        """All weights except those that are looked up; of experts all."""
+        return self.parameters - self.embedded
+
+
+AnyShape = Shape | OwnShape | TransformersShape
 
 
 def shape_of(
@@ -347,9 +419,13 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
     return replace(shape, prefix_lm=section.reads_prefixes)
 
 
-def shape_to_json(shape: Shape) -> dict[str, object]:
+def shape_to_json(shape: AnyShape) -> dict[str, object]:
     """Content of `config.json`."""
     values = asdict(shape)
+    if isinstance(shape, TransformersShape):
+        return {TRANSFORMERS: values}
+    if isinstance(shape, OwnShape):
+        return {**values, OWN: shape.own.model_dump(mode="json")}
     if shape.rope_scaling is not None:
         values["rope_scaling"] = shape.rope_scaling.model_dump(mode="json")
     if shape.published is None:

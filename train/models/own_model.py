@@ -5,6 +5,7 @@ Its config.json holds its code by value, which runs only in the run that it belo
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +20,12 @@ from gristmill.dataprep.user_functions import (
     taken_by_name,
 )
 from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.train.models.causality import LARGEST_LEAK, logit_changes
 from gristmill.train.models.model_config import OwnShape
 from gristmill.train.models.transformer import Head, logits_head
 
 INNER = "inner."
 """Prefix of parameter names within the wrapper; files have the user's names."""
-PROBED_TOKENS = 8
-LARGEST_LEAK = 1e-3
-"""Tolerance for changes of a logit if only later tokens change, relative to the largest
-logit.
-"""
 
 
 class OwnModel(nn.Module):
@@ -84,6 +81,14 @@ class OwnModel(nn.Module):
                 "(rows, tokens, vocabulary)"
             )
         return head(logits, None)
+
+    def extend(self, ids: Tensor, cache: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits (n, v) after the last of ids (n, t) that follow those of a cache, and
+        all ids.
+        """
+        text = ids if cache is None else torch.cat((cache, ids), dim=1)
+        logits: Tensor = self(text)
+        return logits[:, -1], text
 
 
 def build_own(shape: OwnShape) -> OwnModel:
@@ -147,35 +152,15 @@ def build_own(shape: OwnShape) -> OwnModel:
         ),
         inner,
     )
-    _check_causal(model)
-    return model
-
-
-@torch.no_grad()
-def _check_causal(model: OwnModel) -> None:
-    """Check that the logits of a token do not depend on later tokens, whose prediction
-    would be copying.
-    """
-    shape = model.shape
-    count = min(PROBED_TOKENS, shape.sequence_length)
-    ids = torch.arange(count)[None] % shape.vocab_size
-    training = model.training
-    model.eval()
-    first: Tensor = model(ids)
-    ids[0, -1] = (ids[0, -1] + 1) % shape.vocab_size
-    second: Tensor = model(ids)
-    model.train(training)
-    code = shape.own.use
-    changes = (first - second)[:, :-1].abs()
-    if not first.isfinite().all():
+    on_later, _ = logit_changes(model, packs=False)
+    if math.isnan(on_later):
         raise OwnCodeError(
             f"{code.place}: the model {code.name} returned logits that are NaN or "
             "Inf before any training"
         )
-    if changes.numel() and float(changes.max()) > LARGEST_LEAK * max(
-        1.0, float(first.abs().max())
-    ):
+    if on_later > LARGEST_LEAK[torch.float32]:
         raise OwnCodeError(
             f"{code.place}: the logits of {code.name} depend on tokens that come "
             "later; let each see itself and what precedes it only"
         )
+    return model

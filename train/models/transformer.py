@@ -193,6 +193,11 @@ class ShapedModel(nn.Module):
         self.is_compiled = False
         self.model: Any = model
 
+    @property
+    def blocks(self) -> list[Any]:
+        """Layers that are sharded, compiled and recomputed one by one."""
+        return list(self.model.layers.children())
+
 
 class Block(nn.Module):
     """Layer of attention and feed-forward (or experts), each with a pre-norm and a
@@ -383,7 +388,7 @@ def configure(model: Any, compute: Compute) -> None:
 
     Only the methods `forward` change: FSDP hooks around a layer are not compiled.
     """
-    layers: list[Any] = list(model.model.layers.children())
+    layers: list[Any] = model.blocks
     if compute.activation_checkpointing in ("full", "selective"):
         kept: Kept = (
             "nothing" if compute.activation_checkpointing == "full" else "selected"
@@ -450,12 +455,14 @@ def whole(tensor: Tensor) -> Tensor:
     )
 
 
-def recomputed(function: Callable[..., Any], kept: Kept, *arguments: Any) -> Any:
+def recomputed(
+    function: Callable[..., Any], kept: Kept, *arguments: Any, **keywords: Any
+) -> Any:
     """Call a function with activation checkpointing while gradients are computed;
     values and gradients are bit-equal.
     """
     if not torch.is_grad_enabled():
-        return function(*arguments)
+        return function(*arguments, **keywords)
     from torch.utils.checkpoint import checkpoint, noop_context_fn
 
     contexts = noop_context_fn if kept == "nothing" else _keep_selected
@@ -466,6 +473,7 @@ def recomputed(function: Callable[..., Any], kept: Kept, *arguments: Any) -> Any
         use_reentrant=False,
         preserve_rng_state=False,
         context_fn=contexts,
+        **keywords,
     )
 
 

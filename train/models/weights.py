@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.core.files import is_local, read_json, write_json
-from gristmill.mixtures.schema.model import Initialisation
+from gristmill.mixtures.schema.model import Implementation, Initialisation
 from gristmill.mixtures.user_code import Own
 from gristmill.train.models.hf_configs import (
     UnknownArchitectureError,
@@ -28,17 +27,29 @@ from gristmill.train.models.hf_configs import (
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.model_config import (
     OWN,
+    TRANSFORMERS,
+    AnyShape,
     ConfigJson,
     Kind,
     OwnShape,
     Shape,
     ShapeError,
+    TransformersShape,
     shape_from_json,
     shape_to_json,
 )
+from gristmill.train.models.model_config import WeightsError as WeightsError
 from gristmill.train.models.tensor_files import INDEX_FILE as INDEX_FILE
 from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
 from gristmill.train.models.tensor_files import ready, write_tensors
+from gristmill.train.models.transformers_decoder import (
+    TransformersDecoder,
+    check_decoder,
+    check_published,
+    decoder_shape,
+    is_decoder,
+    published_tensors,
+)
 
 if TYPE_CHECKING:
     from gristmill.train.models.transformer import Llama
@@ -48,10 +59,6 @@ TensorOf = Callable[[str, torch.Size], Tensor]
 """Function of a parameter's name and full shape that returns its float32 value on the
 CPU.
 """
-
-
-class WeightsError(ValueError):
-    """The tensors of a folder do not match the model of its config.json."""
 
 
 def drawn(
@@ -66,16 +73,18 @@ def drawn(
     )
 
 
-def stored(folder: Path) -> TensorOf:
+def stored(folder: Path, implementation: Implementation = "auto") -> TensorOf:
     """Source of the tensors of a saved model, ours or of transformers, in one file or
-    several.
+    several; for `implementation` see `read_shape`.
 
     Raises:
         WeightsError: when called: a tensor is missing or has the wrong shape.
     """
     config = _read_config(folder / SHAPE_FILE)
-    shape = read_shape(folder)
+    shape = read_shape(folder, implementation)
     family = config.get("model_type", "gristmill")
+    if isinstance(shape, TransformersShape) and family == shape.family:
+        return published_tensors(folder)
     file_of = _files(folder)
 
     def find(name: str) -> Tensor:
@@ -163,13 +172,19 @@ def _on_disk(path: Path) -> Iterator[Path]:
         yield copy
 
 
-def read_shape(folder: Path) -> Shape:
+def read_shape(
+    folder: Path, implementation: Implementation = "auto"
+) -> Shape | TransformersShape:
     """Shape of a model that a training stage saved, or that transformers can load.
 
+    Args:
+        folder: of the model.
+        implementation: see `mixtures.schema.model.GivenModel`.
+
     Raises:
-        WeightsError: the model is user code.
-        gristmill.train.models.hf_configs.UnknownArchitectureError: the decoder does not
-            support it.
+        WeightsError: the model is user code, or its weights are quantised.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: neither the decoder
+            nor transformers supports it.
         gristmill.train.models.model_config.ShapeError: the model was saved by another
             version.
     """
@@ -182,10 +197,18 @@ def read_shape(folder: Path) -> Shape:
             "the built-in decoder"
         )
     try:
-        return (
-            shape_from_hf(config) if "model_type" in config else shape_from_json(config)
-        )
-    except UnknownArchitectureError:
+        if TRANSFORMERS in config:
+            return TransformersShape(**config[TRANSFORMERS])
+        if "model_type" not in config:
+            return shape_from_json(config)
+        if implementation != "transformers":
+            try:
+                return shape_from_hf(config)
+            except UnknownArchitectureError:
+                if implementation == "own" or not is_decoder(config):
+                    raise
+        return decoder_shape(folder, config)
+    except (UnknownArchitectureError, WeightsError):
         raise
     except ShapeError as error:
         raise ShapeError(f"{folder}: {error}") from error
@@ -221,13 +244,18 @@ def _read_config(path: Path) -> ConfigJson:
     return config
 
 
-def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
+def check_model(
+    folder: Path,
+    kind: Kind = "decoder",
+    implementation: Implementation = "auto",
+) -> Shape | TransformersShape:
     """Check from the headers of a model's files that all tensors exist, without reading
     weights; returns its shape.
 
     Args:
         folder: of the model.
         kind: required kind of prediction (see `Shape.kind`).
+        implementation: see `read_shape`.
 
     Raises:
         WeightsError: a file is missing or damaged, a tensor of the model is missing, or
@@ -237,14 +265,17 @@ def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
     """
     from gristmill.train.models.encoder import model_of
 
-    shape = read_shape(folder)
     config = _read_config(folder / SHAPE_FILE)
     if is_scorer(config):
         raise WeightsError(
             f"{folder} is a reward model, which scores texts and cannot write any"
         )
+    shape = read_shape(folder, implementation)
     check_kind(folder, shape, kind)
     file_of = _files(folder)
+    if isinstance(shape, TransformersShape) and TRANSFORMERS not in config:
+        check_published(folder)
+        return shape
     with torch.device("meta"):
         model = model_of(shape)
     for name, _ in model.named_parameters():
@@ -268,27 +299,20 @@ WANTED = {
 }
 
 
-def check_kind(folder: Path, shape: Shape, kind: Kind) -> None:
+def check_kind(folder: Path, shape: AnyShape, kind: Kind) -> None:
     """Raise WeightsError for a model of another kind."""
     if shape.kind != kind:
         raise WeightsError(f"{folder} {IS[shape.kind]}; name {WANTED[kind]}")
 
 
-def save_model(
-    folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]
-) -> None:
+def save_model(folder: Path, shape: AnyShape, tensors: dict[str, Tensor]) -> None:
     """Write a model: `config.json`, and `model.safetensors` with full float32 tensors
     on the CPU.
     """
     from gristmill.train.models.own_model import INNER
 
     is_own = isinstance(shape, OwnShape)
-    write_json(
-        folder / SHAPE_FILE,
-        {**asdict(shape), OWN: shape.own.model_dump(mode="json")}
-        if isinstance(shape, OwnShape)
-        else shape_to_json(shape),
-    )
+    write_json(folder / SHAPE_FILE, shape_to_json(shape))
     write_tensors(
         folder / WEIGHTS_FILE,
         {
@@ -345,6 +369,8 @@ def load_model(
     with torch.device("meta"):
         model = model_of(shape)
     fill_from(model, stored(folder), device)
+    if isinstance(model, TransformersDecoder):
+        check_decoder(model, torch.float32)
     return cast("Llama", model)
 
 
@@ -353,14 +379,36 @@ def fill_from(
     tensor_of: TensorOf,
     device: str,
 ) -> None:
-    """Set the parameters of a model to the values of `tensor_of`, frozen, in evaluation
-    mode.
+    """Set the parameters of a model, and its buffers that files have, to the values of
+    `tensor_of`, frozen, in evaluation mode.
     """
-    for name, parameter in list(model.named_parameters()):
+    values = dict[nn.Parameter, nn.Parameter]()
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         owner = model.get_submodule(name.rpartition(".")[0])
-        value = nn.Parameter(
-            tensor_of(name, parameter.shape).to(device, torch.float32),
-            requires_grad=False,
-        )
-        setattr(owner, name.rpartition(".")[2], value)
-    model.eval()
+        if parameter not in values:
+            values[parameter] = nn.Parameter(
+                tensor_of(name, parameter.shape).to(device, torch.float32),
+                requires_grad=False,
+            )
+        setattr(owner, name.rpartition(".")[2], values[parameter])
+    for name, buffer in stored_buffers(model).items():
+        buffer.copy_(tensor_of(name, buffer.shape))
+    model.to(device).eval()
+
+
+def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that belong to a model's weights, by name."""
+    names = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in names}
+
+
+def allocate(model: Any, device: torch.device | str) -> None:
+    """Give the parameters of a model memory on a device, where its buffers keep their
+    values.
+    """
+    buffers = dict(model.named_buffers())
+    model.to_empty(device=device)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])

@@ -35,6 +35,7 @@ from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.objective import UNTRAINED, Measured, Metrics
 from gristmill.train.loop.prefetch import TensorBatch
+from gristmill.train.models.transformer import logits_head
 from gristmill.train.models.weights import SHAPE_FILE
 from gristmill.train.objectives.losses import IGNORED, chunk_rows, scaled_gradients
 from gristmill.train.objectives.reference_logps import PredictionKey
@@ -132,7 +133,7 @@ def generalised_jsd(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
 
 def distilled_nll(
     hidden: Tensor,
-    matrix: Tensor,
+    matrix: Tensor | None,
     targets: Tensor,
     weights: Tensor,
     taught: Taught,
@@ -143,7 +144,7 @@ def distilled_nll(
 
     Args:
         hidden: (n, t, d).
-        matrix: (v, d), the output matrix.
+        matrix: (v, d), the output matrix; None if the hidden states are logits.
         targets: (n, t) int64, IGNORED where nothing is trained.
         weights: (n, t) float32, factor of each token's loss.
         taught: of the m tokens with a target, row by row.
@@ -180,7 +181,7 @@ class _Distilled(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Tensor,
-        matrix: Tensor,
+        matrix: Tensor | None,
         targets: Tensor,
         weights: Tensor,
         taught: Taught,
@@ -192,14 +193,16 @@ class _Distilled(torch.autograd.Function):
         )
         hidden_gradient = torch.zeros_like(hidden)
         matrix_gradient = torch.zeros(
-            matrix.shape if trains_matrix else (0,), device=matrix.device
+            (0,) if matrix is None or not trains_matrix else matrix.shape,
+            device=hidden.device,
         )
         total = torch.zeros((), device=hidden.device)
-        for part in slices(len(hidden), chunk_rows(matrix)):
+        leaf = None if matrix is None else matrix.detach().requires_grad_(trains_matrix)
+        columns = hidden.T if matrix is None else matrix
+        for part in slices(len(hidden), chunk_rows(columns)):
             with torch.enable_grad():
                 chunk_hidden = hidden[part].detach().requires_grad_()
-                chunk_matrix = matrix.detach().requires_grad_(trains_matrix)
-                logits = (chunk_hidden @ chunk_matrix.T).float()
+                logits = logits_head(chunk_hidden, leaf)
                 hard = F.cross_entropy(logits, targets[part], reduction="none")
                 soft = divergence(
                     logits,
@@ -212,7 +215,7 @@ class _Distilled(torch.autograd.Function):
                 ) * hard + settings.weight * settings.temperature**2 * soft
                 loss = (mixed * weights[part]).sum()
             chunk_gradients = torch.autograd.grad(
-                loss, (chunk_hidden, chunk_matrix) if trains_matrix else (chunk_hidden,)
+                loss, (chunk_hidden, leaf) if trains_matrix else (chunk_hidden,)
             )
             hidden_gradient[part] = chunk_gradients[0]
             if trains_matrix:
@@ -220,7 +223,7 @@ class _Distilled(torch.autograd.Function):
             nll[part] = hard.detach()
             divergences[part] = soft.detach()
             total = total + loss.detach()
-        ctx.save_for_backward(hidden_gradient, matrix_gradient.to(matrix.dtype))
+        ctx.save_for_backward(hidden_gradient, matrix_gradient.to(hidden.dtype))
         ctx.mark_non_differentiable(nll, divergences)
         return total, nll, divergences
 

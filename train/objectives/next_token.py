@@ -33,7 +33,7 @@ from gristmill.train.loop.objective import (
     read_pieces,
 )
 from gristmill.train.loop.prefetch import TensorBatch, pinned, read_pinned
-from gristmill.train.models.model_config import OwnShape, Shape
+from gristmill.train.models.model_config import AnyShape
 from gristmill.train.models.moe import expert_loads, report_loads
 from gristmill.train.objectives.losses import (
     IGNORED,
@@ -98,7 +98,7 @@ class NextToken:
         packed: PackedSet,
         seed: int,
         token_bytes: Tensor,
-        shape: Shape | OwnShape,
+        shape: AnyShape,
         z_loss: float = 0.0,
         layout: Layout | None = None,
     ) -> None:

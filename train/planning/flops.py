@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gristmill.train.models.model_config import DECODED, Shape
+from gristmill.train.models.model_config import DECODED, AnyShape, Shape
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,18 @@ class Flops:
         return self.matrices + self.causal_attention
 
 
-def flops_per_token(shape: Shape, length: int) -> Flops:
+def flops_per_token(shape: AnyShape, length: int) -> Flops:
     """Count a decoder's arithmetic per token in rows of `length` tokens.
 
     Padding rows of the vocabulary are not counted.
     """
-    padding = (
-        (shape.padded_vocab_size - shape.vocab_size)
-        * shape.width
-        * (DECODED if shape.encoder_decoder else 1)
-    )
+    padding = 0.0
+    if isinstance(shape, Shape):
+        padding = (
+            (shape.padded_vocab_size - shape.vocab_size)
+            * shape.width
+            * (DECODED if shape.encoder_decoder else 1)
+        )
     matrices = 6 * (shape.matrix_parameters - padding)
     attention = shape.flops_per_token(length) - 6 * shape.matrix_parameters
     share = (length + 1) / (2 * length) if shape.kind == "decoder" else 1.0

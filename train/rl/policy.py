@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.loop.batch_plan import slices
+from gristmill.train.models.transformer import logits_head
 from gristmill.train.objectives.distillation import generalised_jsd
 from gristmill.train.objectives.losses import chunk_rows
 from gristmill.train.rl.rollout import Part
@@ -52,12 +52,12 @@ def opinion_of(
         beta: see `distillation.generalised_jsd`.
     """
 
-    def head(hidden: Tensor, matrix: Tensor) -> Opinion:
+    def head(hidden: Tensor, matrix: Tensor | None) -> Opinion:
         predicting = part.predicting(hidden)
         tokens = part.tokens[part.mask]
 
         def opinion_of_chunk(chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
-            logits = F.linear(predicting[chunk], matrix).float()
+            logits = logits_head(predicting[chunk], matrix)
             scores = (logits / temperature).log_softmax(dim=-1)
             with torch.no_grad():
                 entropies = -(scores.exp() * scores).sum(dim=-1)
@@ -71,11 +71,12 @@ def opinion_of(
 
         # The logits of all tokens never exist at once: the backward pass recomputes
         # each chunk.
+        columns = hidden[0].T if matrix is None else matrix
         chunks = [
             checkpoint(
                 opinion_of_chunk, chunk, use_reentrant=False, preserve_rng_state=False
             )
-            for chunk in slices(len(predicting), chunk_rows(matrix))
+            for chunk in slices(len(predicting), chunk_rows(columns))
         ]
         empty = torch.zeros(part.mask.shape, device=hidden.device)
         return Opinion(
@@ -93,8 +94,8 @@ def answer_distributions(model: nn.Module, part: Part, temperature: float) -> Te
     row by row, without gradients.
     """
 
-    def head(hidden: Tensor, matrix: Tensor) -> Tensor:
-        logits = F.linear(part.predicting(hidden), matrix).float()
+    def head(hidden: Tensor, matrix: Tensor | None) -> Tensor:
+        logits = logits_head(part.predicting(hidden), matrix)
         return (logits / temperature).log_softmax(dim=-1)
 
     with evaluating(model):

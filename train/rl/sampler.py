@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,9 @@ from gristmill.train.distributed.fsdp import gathered
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
-from gristmill.train.models.model_config import Shape
-from gristmill.train.models.transformer import Llama
+from gristmill.train.models.encoder import model_of
+from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.weights import allocate, stored_buffers
 from gristmill.train.rl.multi_turn import Asked, Dialogue
 from gristmill.train.rl.rollout import Generated
 
@@ -41,19 +43,26 @@ class Engine:
     """
 
     def __init__(
-        self, shape: Shape, dtype: torch.dtype, rows: int, device: torch.device
+        self,
+        shape: Shape | TransformersShape,
+        dtype: torch.dtype,
+        rows: int,
+        device: torch.device,
     ) -> None:
         self._rows = rows
         with torch.device("meta"):
-            copy = Llama(shape).to(dtype)
-        self._copy = copy.to_empty(device=device).eval().requires_grad_(False)
+            copy = model_of(shape)
+        for parameter in copy.parameters():
+            parameter.data = parameter.data.to(dtype)
+        allocate(copy, device)
+        self._copy: Any = copy.eval().requires_grad_(False)
 
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load the policy's current weights, by name."""
-        parameters = dict(self._copy.named_parameters())
+        tensors = dict(self._copy.named_parameters()) | stored_buffers(self._copy)
         for name, tensor in weights:
-            parameters[name].copy_(tensor)
+            tensors[name].copy_(tensor)
 
     def draw(self, requests: Sequence[Request]) -> list[Generated]:
         """Answer each request."""
@@ -120,6 +129,7 @@ def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         ):
             yield f"{name.removesuffix(DOWN)}weight", weight.whole(torch.float32)
         yield name, gathered(parameter)
+    yield from stored_buffers(model).items()
 
 
 def drawn_by(scheduler: Scheduler, requests: Sequence[Request]) -> list[Generated]:

@@ -30,10 +30,10 @@ from gristmill.train.data.conversation_tokens import (
     TOKENIZER_FILE,
     Chat,
 )
-from gristmill.train.models.gguf_model import Labels, write_gguf
+from gristmill.train.models.gguf_model import GgufError, Labels, write_gguf
 from gristmill.train.models.hf_configs import family_of, hf_config, split_for_hf
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
-from gristmill.train.models.model_config import Shape
+from gristmill.train.models.model_config import Shape, TransformersShape
 from gristmill.train.models.ollama import go_template, modelfile
 from gristmill.train.models.tensor_files import (
     WEIGHTS_FILE,
@@ -41,7 +41,8 @@ from gristmill.train.models.tensor_files import (
     TensorFile,
     write_model,
 )
-from gristmill.train.models.weights import read_shape
+from gristmill.train.models.transformers_decoder import GENERATION_FILE, write_decoder
+from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.masked_rows import mask_token
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 from gristmill.train.stages.trained_models import MODEL_AVERAGE
@@ -143,7 +144,7 @@ def run(
 
 def write_folder(
     source: Path, tokenizer: Path, section: Export, out: Path
-) -> tuple[Shape, int, int]:
+) -> tuple[Shape | TransformersShape, int, int]:
     """Write everything except the model card.
 
     Args:
@@ -158,20 +159,26 @@ def write_folder(
     shape = read_shape(source)
     chat = Chat(tokenizer)
     name, dtype = DTYPES[section.dtype]
-    published_eos = () if shape.published is None else shape.published.eos
-    eos = sorted(chat.stops.union(published_eos))
-    tensors = exported_tensors(source, shape, dtype)
-    parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    write_json(out / "config.json", hf_config(shape, name, eos, chat.pad))
-    if not shape.encoder:
-        start_ids = (
-            {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
+    if isinstance(shape, TransformersShape):
+        parameters = shape.parameters
+        size = write_decoder(
+            load_model(source), dtype, chat.stops, section.max_shard_bytes, out
         )
-        write_json(
-            out / "generation_config.json",
-            {"eos_token_id": eos, "pad_token_id": chat.pad, **start_ids},
-        )
-    size = write_model(out, tensors, section.max_shard_bytes)
+    else:
+        published_eos = () if shape.published is None else shape.published.eos
+        eos = sorted(chat.stops.union(published_eos))
+        tensors = exported_tensors(source, shape, dtype)
+        parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
+        write_json(out / "config.json", hf_config(shape, name, eos, chat.pad))
+        if not shape.encoder:
+            start_ids = (
+                {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
+            )
+            write_json(
+                out / GENERATION_FILE,
+                {"eos_token_id": eos, "pad_token_id": chat.pad, **start_ids},
+            )
+        size = write_model(out, tensors, section.max_shard_bytes)
     copy_file(tokenizer / TOKENIZER_FILE, out / TOKENIZER_FILE)
     if shape.kind == "decoder":
         copy_file(tokenizer / TEMPLATE_FILE, out / TEMPLATE_FILE)
@@ -188,7 +195,7 @@ def write_folder(
 
 def write_gguf_files(
     source: Path,
-    shape: Shape,
+    shape: Shape | TransformersShape,
     chat: Chat,
     section: Export,
     out: Path,
@@ -206,6 +213,12 @@ def write_gguf_files(
     """
     if not section.gguf:
         return {}
+    if isinstance(shape, TransformersShape):
+        raise GgufError(
+            f"export.gguf is not written for {shape.family}, whose layers are those of "
+            "transformers; convert the exported folder with llama.cpp's "
+            "convert_hf_to_gguf.py"
+        )
     template = (chat.folder / TEMPLATE_FILE).read_text(encoding="utf-8")
     labels = Labels(
         name,
@@ -307,7 +320,7 @@ def joined_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
 def model_card(
     lineage: CardLineage,
     stage: str,
-    shape: Shape,
+    shape: Shape | TransformersShape,
     parameters: int,
     dtype: str,
 ) -> str:
@@ -321,6 +334,10 @@ def model_card(
         for source, facts in lineage.get("sources", {}).items()
     ]
     kind = shape.kind.replace("_", "-")
+    if isinstance(shape, TransformersShape):
+        family, width = shape.family, shape.config.get("hidden_size", "of its config")
+    else:
+        family, width = family_of(shape), shape.width
     task, loader = LOADERS[shape.kind]
     sources = (
         [
@@ -343,8 +360,8 @@ def model_card(
             "",
             f"# {name}",
             "",
-            f"A {family_of(shape)} {kind} of {parameters:,} parameters ({shape.layers} "
-            f"layers, width {shape.width}, vocabulary {shape.vocab_size:,}, "
+            f"A {family} {kind} of {parameters:,} parameters ({shape.layers} "
+            f"layers, width {width}, vocabulary {shape.vocab_size:,}, "
             f"{shape.sequence_length} tokens of context), trained by gristmill; last "
             f"stage: {stage}; weights in {dtype}.",
             "",

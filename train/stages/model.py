@@ -14,11 +14,18 @@ import torch
 
 from gristmill.core.files import as_path, write_json
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.schema.model import GivenModel
 from gristmill.tokenize.encoding.tokenizer import load
+from gristmill.train.models.encoder import model_of
 from gristmill.train.models.model_config import shape_to_json
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, write_tensors
-from gristmill.train.models.transformer import Llama
-from gristmill.train.models.weights import SHAPE_FILE, WeightsError, check_model, stored
+from gristmill.train.models.weights import (
+    SHAPE_FILE,
+    WeightsError,
+    check_model,
+    stored,
+    stored_buffers,
+)
 from gristmill.train.stages.stage_inputs import MODEL, Inputs
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
 
@@ -43,8 +50,9 @@ def run(
         gristmill.train.models.hf_configs.UnknownArchitectureError: the architecture is
             not supported.
     """
-    folder = as_path(str(config["path"]))
-    shape = check_model(folder)
+    given = GivenModel.model_validate(config)
+    folder = as_path(given.path)
+    shape = check_model(folder, implementation=given.implementation)
     tokenizer = load(inputs["tokenizer"])
     if tokenizer.vocab_size > shape.vocab_size:
         raise WeightsError(
@@ -54,10 +62,15 @@ def run(
             "but the tokenizer's own (tokenizer.chat_template)"
         )
     with torch.device("meta"):
-        sizes = {
-            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
-        }
-    read = stored(folder)
+        model = model_of(shape)
+    sizes = {
+        name: tensor.shape
+        for name, tensor in (
+            *model.named_parameters(),
+            *stored_buffers(model).items(),
+        )
+    }
+    read = stored(folder, given.implementation)
     write_tensors(
         out / MODEL / WEIGHTS_FILE,
         {

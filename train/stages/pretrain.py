@@ -29,10 +29,13 @@ from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import Job, Learner, Observers
 from gristmill.train.models.model_config import (
+    AnyShape,
     OwnShape,
     Shape,
+    TransformersShape,
     shape_to_train,
 )
+from gristmill.train.models.transformers_decoder import ONE_BY_ONE
 from gristmill.train.models.weights import (
     TensorOf,
     WeightsError,
@@ -102,8 +105,10 @@ def run(
                 shape, tensor_of, world, dtype, context.training.compute, section.float8
             )
             # an OwnShape now has its number of parameters
-            shape = cast(Shape | OwnShape, model.shape)
+            shape = cast(AnyShape, model.shape)
             token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
+            if shape.document_mask and not getattr(model, "separates_documents", True):
+                context.warn(ONE_BY_ONE)
             average = averaged(model, section)
             objective = NextToken(
                 packed,
@@ -154,7 +159,7 @@ def run(
                 )
             record, summary = train(replace(job, observers=observers))
             set_positions(model, shape, job, summary["steps"] - 1)
-            shape = cast(Shape | OwnShape, model.shape)
+            shape = cast(AnyShape, model.shape)
             tensors = all_tensors(model, average)
             if record is not None:
                 publish(out, shape, tensors, record)
@@ -190,7 +195,7 @@ def read_layout(
 
 def starting_model(
     section: Pretrain, packed: PackedSet, seed: int
-) -> tuple[Shape | OwnShape, TensorOf | None]:
+) -> tuple[AnyShape, TensorOf | None]:
     """Shape of the model to train, and the source of its first weights: random or a
     checkpoint; None for own models.
 
@@ -210,7 +215,7 @@ def starting_model(
         shape = shape_to_train(section, vocab_size, packed.sequence_length)
         return shape, drawn(shape, seed, model.init, model.mup_base_width)
     folder = as_path(model.init_from)
-    shape = read_shape(folder)
+    shape = read_shape(folder, model.implementation)
     check_kind(folder, shape, section.kind)
     if vocab_size > shape.vocab_size:
         raise WeightsError(
@@ -218,6 +223,21 @@ def starting_model(
             "ids, but the mixture "
             f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path"
         )
+    if isinstance(shape, TransformersShape):
+        if section.reads_prefixes or any(
+            phase.rope_theta or phase.rope_scaling for phase in section.phases
+        ):
+            raise WeightsError(
+                f"pretrain.model.init_from {folder}: {shape.family} is computed by "
+                "transformers, whose classes predict next tokens at the positions of "
+                "their config.json; remove prefix_lm, ul2, blank_infilling, and "
+                "rope_theta and rope_scaling of phases"
+            )
+        return replace(
+            shape,
+            sequence_length=packed.sequence_length,
+            document_mask=model.document_mask,
+        ), stored(folder, model.implementation)
     if shape.bert and packed.sequence_length > shape.sequence_length:
         raise WeightsError(
             f"pretrain.model.init_from {folder}: the model has {shape.sequence_length} "
@@ -231,10 +251,10 @@ def starting_model(
         document_mask=model.document_mask,
         prefix_lm=section.reads_prefixes,
     )
-    return tuned, stored(folder)
+    return tuned, stored(folder, model.implementation)
 
 
-def set_positions(model: Any, shape: Shape | OwnShape, job: Job, step: int) -> None:
+def set_positions(model: Any, shape: AnyShape, job: Job, step: int) -> None:
     """Set a decoder's rotary positions for the phase of a step, counted from 0.
 
     They depend on the step alone, so that resumed and rewound trainings agree with

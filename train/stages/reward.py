@@ -44,12 +44,12 @@ from gristmill.train.data.pairs import (
     read_pairs,
     write_holdout,
 )
-from gristmill.train.distributed.fsdp import compute_dtype
+from gristmill.train.distributed.fsdp import ForeignModelError, compute_dtype
 from gristmill.train.distributed.process_groups import process_group
 from gristmill.train.eval.intervals import Estimate, share_with_interval
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import Job, Learner
-from gristmill.train.models.model_config import Shape
+from gristmill.train.models.model_config import Shape, TransformersShape
 from gristmill.train.models.reward_model import (
     RewardModel,
     save_reward_model,
@@ -135,6 +135,11 @@ def run(
     seed = section.key_seed
     start = start_of(inputs)
     shape = read_shape(start)
+    if isinstance(shape, TransformersShape):
+        raise ForeignModelError(
+            f"reward trains a score on the built-in decoder, not on {shape.family} of "
+            "transformers; start from a family of docs/reference/model-families.md"
+        )
     chat = Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     shape = tuned_shape(shape, length, context)

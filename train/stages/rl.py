@@ -28,7 +28,7 @@ from gristmill.train.eval.intervals import Estimate, paired_difference
 from gristmill.train.loop.loop_state import Part
 from gristmill.train.loop.metrics_log import METRICS, read_lines
 from gristmill.train.loop.training_job import Learner, Observers
-from gristmill.train.models.model_config import Shape
+from gristmill.train.models.model_config import Shape, TransformersShape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.resuming import measured_once
 from gristmill.train.rl.curriculum import PromptChoice
@@ -153,7 +153,7 @@ def run(
             f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a "
             f"prompt within {length} tokens; lower it"
         )
-    reference: tuple[Shape, Path] | None = None
+    reference: tuple[Shape | TransformersShape, Path] | None = None
     if section.teacher is not None:
         teacher = model_folder("rl.teacher", section.teacher)
         reference = read_teacher("rl.teacher", teacher, chat), teacher

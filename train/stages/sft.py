@@ -30,7 +30,7 @@ from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Learner, Observers
-from gristmill.train.models.model_config import Shape
+from gristmill.train.models.model_config import Shape, TransformersShape
 from gristmill.train.objectives.distillation import (
     TaughtTurns,
     TeacherFiles,
@@ -171,7 +171,7 @@ def taught_turns(
     turns: AssistantTurns,
     inputs: Inputs,
     dtype: torch.dtype,
-    student: Shape,
+    student: Shape | TransformersShape,
 ) -> TaughtTurns:
     """Rows of `turns` with the stored predictions of the stage `teacher`.
 

@@ -31,7 +31,8 @@ from gristmill.train.distributed.process_groups import (
 )
 from gristmill.train.eval.held_out import read_token_bytes
 from gristmill.train.loop.batch_plan import micro_batches, slices
-from gristmill.train.models.model_config import Shape
+from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.transformer import logits_head
 from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
 from gristmill.train.objectives.distillation import (
     Taught,
@@ -176,7 +177,7 @@ def kept_ids(section: TeacherKeys, vocab_size: int) -> int | None:
     )
 
 
-def read_teacher(key: str, folder: Path, chat: Chat) -> Shape:
+def read_teacher(key: str, folder: Path, chat: Chat) -> Shape | TransformersShape:
     """Read the shape of a teacher, and check that its vocabulary is the run's.
 
     Args:
@@ -219,7 +220,7 @@ def read_teacher(key: str, folder: Path, chat: Chat) -> Shape:
 
 
 def teach(
-    shape: Shape,
+    shape: Shape | TransformersShape,
     folder: Path,
     objective: AssistantTurns,
     section: Teach,
@@ -268,7 +269,7 @@ def teach(
 
 def distributions(
     hidden: Tensor,
-    matrix: Tensor,
+    matrix: Tensor | None,
     targets: Tensor,
     temperature: float,
     top_k: int | None,
@@ -280,8 +281,9 @@ def distributions(
     labels = targets[targets != IGNORED]
     predictions = []
     nll = []
-    for chunk in slices(max(len(flat), 1), chunk_rows(matrix)):
-        logits = (flat[chunk] @ matrix.T).float()
+    columns = flat.T if matrix is None else matrix
+    for chunk in slices(max(len(flat), 1), chunk_rows(columns)):
+        logits = logits_head(flat[chunk], matrix)
         predictions.append(kept_of(logits, temperature, top_k))
         nll.append(F.cross_entropy(logits, labels[chunk], reduction="none"))
     ids, rest_mass = (

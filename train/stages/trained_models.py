@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ from gristmill.train.loop.training_job import (
     Measure,
     Observers,
 )
-from gristmill.train.models.model_config import OwnShape, Shape
+from gristmill.train.models.model_config import AnyShape, Shape, TransformersShape
 from gristmill.train.models.weights import read_shape, save_model, stored
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.planning.flops import flops_per_token
@@ -49,6 +49,7 @@ from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
 from gristmill.train.trainer import TrainingSummary, train
 
 MODEL_AVERAGE = "model-average"
+Tuned = TypeVar("Tuned", Shape, TransformersShape)
 
 
 class ModelFigures(TypedDict):
@@ -88,7 +89,7 @@ class TunedSummary(TrainingSummary, ModelFigures, Measurements):
     sequence_length: int
 
 
-def describe_model(shape: Shape | OwnShape, length: int) -> ModelFigures:
+def describe_model(shape: AnyShape, length: int) -> ModelFigures:
     """Figures about the model, with the arithmetic for rows of `length` tokens."""
     return {
         "parameters": shape.parameters,
@@ -97,21 +98,24 @@ def describe_model(shape: Shape | OwnShape, length: int) -> ModelFigures:
     }
 
 
-def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
+def tuned_shape(shape: Tuned, length: int, context: Context) -> Tuned:
     """Shape of a model to tune on rows of `length` tokens: the longer context of both,
     and causal attention on prompts.
 
     Warns if the rows have positions that the model was not trained on.
+
+    Raises:
+        gristmill.train.models.model_config.ShapeError: a decoder of transformers does
+            not have these positions.
     """
     trained = shape.sequence_length
     if length > trained:
         context.warn(beyond_context(context.stage, length, trained))
-    return replace(shape, sequence_length=max(trained, length), prefix_lm=False)
+    longer = replace(shape, sequence_length=max(trained, length))
+    return replace(longer, prefix_lm=False) if isinstance(longer, Shape) else longer
 
 
-def causal_share(
-    shape: Shape | OwnShape, length: int, whole: float | None = None
-) -> float:
+def causal_share(shape: AnyShape, length: int, whole: float | None = None) -> float:
     """Share of a training's arithmetic that remains if attention to later positions is
     not counted; 1 for own models and models with an encoder.
 
@@ -120,7 +124,7 @@ def causal_share(
         length: tokens per row.
         whole: arithmetic per token, if not that of training all weights.
     """
-    if isinstance(shape, OwnShape) or shape.kind != "decoder":
+    if shape.kind != "decoder":
         return 1.0
     flops = flops_per_token(shape, length)
     return 1.0 - (flops.attention - flops.causal_attention) / (
@@ -158,7 +162,7 @@ class Setup:
     context: Context
     section: Tuning | Dpo | Rl
     start: Path
-    shape: Shape
+    shape: Shape | TransformersShape
     length: int
     world: World
     packed: PackedSet | None
@@ -296,7 +300,7 @@ def all_tensors(
 
 def publish(
     out: Path,
-    shape: Shape | OwnShape,
+    shape: AnyShape,
     tensors: dict[str, dict[str, Tensor]],
     record: Record,
 ) -> None:

@@ -1,0 +1,355 @@
+"""Decoders of transformers: loaded, trained, generated from and exported with its own
+classes, next to the same modules in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.core.files import read_json, write_json
+from gristmill.mixtures.schema.evaluation import Export
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.generation.scheduler import generate
+from gristmill.train.models.gguf_model import GgufError
+from gristmill.train.models.hf_configs import UnknownArchitectureError
+from gristmill.train.models.model_config import ShapeError, TransformersShape
+from gristmill.train.models.transformers_decoder import (
+    NotCausalError,
+    check_decoder,
+)
+from gristmill.train.models.weights import (
+    WeightsError,
+    check_model,
+    load_model,
+    read_shape,
+)
+from gristmill.train.objectives.losses import IGNORED, next_tokens
+from gristmill.train.objectives.preflight_checks import pieces_of
+from gristmill.train.objectives.sft import AssistantTurns
+from gristmill.train.stages.export import write_folder
+from tests.train.decoder_families import (
+    FAMILIES,
+    LENGTH,
+    SEPARATED,
+    VOCAB,
+    save_tiny_decoder,
+)
+from tests.train.jsonl import read_metrics, write_jsonl
+from tests.train.test_resume import finish, torchrun, write_stage
+
+QUICK = ("gemma2", "gpt2")
+PARAMETRISED = [
+    pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+    for family in FAMILIES
+]
+WORDS = "json text file name list code line type value error module class".split()
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+@pytest.fixture
+def given_model(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> Any:
+    """Inputs of a stage after the stage `model` took a tiny decoder of a family."""
+
+    def given(family: str) -> dict[str, Path]:
+        save_tiny_decoder(family, tmp_path / family)
+        config = {"path": str(tmp_path / family), "implementation": "transformers"}
+        run_stage("model", inputs, config, tmp_path / "given")
+        return {**inputs, "model": tmp_path / "given" / "data"}
+
+    return given
+
+
+@pytest.fixture
+def sft_config(tmp_path: Path) -> dict[str, Any]:
+    path = write_jsonl(
+        tmp_path / "sft.jsonl",
+        [
+            {
+                "messages": [
+                    {"role": "user", "content": f"What is a {word}?"},
+                    {"role": "assistant", "content": f"A {word}."},
+                ]
+            }
+            for word in WORDS
+        ],
+    )
+    return {
+        "data": [{"path": path}],
+        "steps": 6,
+        "global_batch_size": 4,
+        "micro_batch_size": 2,
+        "seed": 11,
+        "log_every": 1,
+        "sequence_length": LENGTH,
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+        "optimizer": {"learning_rate": 0.003, "weight_decay": 0.0},
+    }
+
+
+def hf_model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def random_ids(rows: int, tokens: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, VOCAB, (rows, tokens), generator=generator)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "data" / "model" / "model.safetensors")
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(folder) if "loss" in line]
+
+
+@pytest.mark.parametrize("family", PARAMETRISED)
+@torch.no_grad()
+def test_logits_and_exported_files_are_those_of_transformers(
+    family: str, run_stage: Any, given_model: Any, tmp_path: Path
+) -> None:
+    given = given_model(family)
+    published = tmp_path / family
+    ids = random_ids(2, 20)
+    expected = hf_model(published)(ids, use_cache=False).logits
+    for folder in (published, given["model"] / "model"):
+        shape = check_model(folder, implementation="transformers")
+        assert isinstance(shape, TransformersShape)
+        logits = load_model(folder)(ids)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    out = tmp_path / "exported"
+    write_folder(
+        given["model"] / "model", given["tokenizer"], Export(dtype="fp32"), out
+    )
+    tensors = load_file(published / "model.safetensors")
+    exported = load_file(out / "model.safetensors")
+    assert exported.keys() == tensors.keys()
+    assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
+    assert read_json(out / "config.json") == read_json(published / "config.json")
+    assert torch.equal(hf_model(out)(ids, use_cache=False).logits, expected)
+
+
+@pytest.mark.parametrize("family", PARAMETRISED)
+def test_documents_of_a_row_are_computed_as_if_alone(
+    family: str, tmp_path: Path
+) -> None:
+    save_tiny_decoder(family, tmp_path)
+    model: Any = load_model(tmp_path)
+    check_decoder(model, torch.float32)
+    assert model.separates_documents == (family in SEPARATED)
+    ids = random_ids(1, 30)
+    lengths = (3, 12, 9)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    positions = torch.cat((positions, torch.full((6,), -1)))[None]
+    packed = model(ids, positions=positions)[:, : sum(lengths)]
+    alone = torch.cat([model(part) for part in ids[:, :24].split(lengths, 1)], dim=1)
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fine_tuning_equals_a_plain_loop_over_the_module(
+    family: str,
+    run_stage: Any,
+    given_model: Any,
+    sft_config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    given = given_model(family)
+    run_stage("sft", given, sft_config, tmp_path / "sft")
+    model = hf_model(tmp_path / family)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=0.003, betas=(0.9, 0.95), weight_decay=0.0
+    )
+    packed = PackedSet(tmp_path / "sft" / "prepared" / "data")
+    turns = AssistantTurns(packed, 11, torch.ones(VOCAB), 1.0)
+    losses = []
+    for step in range(6):
+        rows = turns.order.rows(np.arange(4 * step, 4 * step + 4, dtype=np.int64))
+        nll = torch.zeros(())
+        for row in rows:
+            batch = turns.prepare(row[None])
+            for piece in pieces_of(batch, 0):
+                logits = model(piece.ids, use_cache=False).logits
+                nll = nll + torch.nn.functional.cross_entropy(
+                    logits[0],
+                    next_tokens(piece.ids, piece.trained)[0],
+                    ignore_index=IGNORED,
+                    reduction="sum",
+                )
+        loss = nll / turns.weight(rows)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses_of(tmp_path / "sft") == pytest.approx(losses, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", PARAMETRISED)
+@torch.no_grad()
+def test_greedy_continuations_are_those_of_transformers(
+    family: str, tmp_path: Path
+) -> None:
+    theirs = save_tiny_decoder(family, tmp_path)
+    prompts = [ids.tolist() for ids in (random_ids(1, 9)[0], random_ids(1, 4)[0])]
+    ours = generate(load_model(tmp_path), prompts, 12, {0})
+    for prompt, continuation in zip(prompts, ours, strict=True):
+        ids = torch.tensor([prompt])
+        while ids.shape[1] < len(prompt) + 12:
+            token = theirs(ids, use_cache=False).logits[0, -1].argmax()
+            if token == 0:
+                break
+            ids = torch.cat((ids, token.view(1, 1)), dim=1)
+        assert continuation == ids[0, len(prompt) :].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
+def test_pretraining_continues_resumes_to_the_same_bits_and_merges(
+    run_stage: Any,
+    pretrain_config: dict[str, Any],
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    stop_pretraining: Any,
+    family: str,
+    precision: str,
+) -> None:
+    """In bfloat16, FSDP wraps the module even in one process."""
+    save_tiny_decoder(family, tmp_path / "start")
+    config = {
+        **pretrain_config,
+        "model": {"init_from": str(tmp_path / "start"), "document_mask": True},
+        "precision": precision,
+        "average": {"decay": 0.5},
+    }
+    engine = {"permanent_every": 4}
+    summary = run_stage("pretrain", inputs, config, tmp_path / "whole", **engine)
+    assert summary["last_loss"] < summary["first_loss"] - 0.5
+    stop_pretraining(inputs, config, tmp_path / "cut")
+    run_stage("pretrain", inputs, config, tmp_path / "cut")
+    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    merge = {"steps": [12], "shares": [1.0], "of": 12}
+    given = {**inputs, "pretrain": tmp_path / "whole" / "data"}
+    run_stage("merge", given, merge, tmp_path / "merged")
+    merged = weights_of(tmp_path / "merged")
+    assert all(torch.equal(whole[name], merged[name]) for name in whole)
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
+def test_two_ranks_train_the_same_model(
+    run_stage: Any,
+    pretrain_config: dict[str, Any],
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    family: str,
+) -> None:
+    save_tiny_decoder(family, tmp_path / "start")
+    config = {
+        **pretrain_config,
+        "model": {"init_from": str(tmp_path / "start"), "document_mask": True},
+    }
+    run_stage("pretrain", inputs, config, tmp_path / "one")
+    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
+    with torchrun(tmp_path / "two", 2) as process:
+        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    assert losses_of(tmp_path / "two") == pytest.approx(
+        losses_of(tmp_path / "one"), abs=1e-4
+    )
+    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma2", "phi3"])
+def test_adapters_are_those_of_peft(
+    run_stage: Any,
+    given_model: Any,
+    sft_config: dict[str, Any],
+    tmp_path: Path,
+    family: str,
+) -> None:
+    from peft import PeftModel
+
+    given = given_model(family)
+    run_stage("sft", given, {**sft_config, "lora": {"rank": 4}}, tmp_path / "sft")
+    model = load_model(tmp_path / "sft" / "data" / "model")
+    adapted = PeftModel.from_pretrained(
+        hf_model(tmp_path / family), tmp_path / "sft" / "data" / "adapter"
+    ).eval()
+    ids = random_ids(2, 20)
+    with torch.no_grad():
+        theirs = adapted(input_ids=ids, use_cache=False).logits
+        base = hf_model(tmp_path / family)(ids, use_cache=False).logits
+        torch.testing.assert_close(model(ids), theirs, rtol=0, atol=1e-4)
+    assert float((theirs - base).abs().max()) > 0.01
+    layers = read_json(tmp_path / "sft" / "data" / "adapter" / "adapter_config.json")
+    if family == "phi3":
+        assert {"qkv_proj", "gate_up_proj"} < set(layers["target_modules"])
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"model_type": "no-such-model"}, UnknownArchitectureError),
+        ({"architectures": ["Gemma2ForTokenClassification"]}, UnknownArchitectureError),
+        ({"quantization_config": {"quant_method": "gptq"}}, WeightsError),
+    ],
+)
+def test_other_folders_are_refused(
+    config: dict[str, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    save_tiny_decoder("gemma2", tmp_path)
+    before = read_json(tmp_path / "config.json")
+    write_json(tmp_path / "config.json", {**before, **config})
+    with pytest.raises(error):
+        check_model(tmp_path)
+
+
+def test_implementation_chooses_the_code(tmp_path: Path) -> None:
+    save_tiny_decoder("gemma2", tmp_path)
+    with pytest.raises(UnknownArchitectureError):
+        read_shape(tmp_path, "own")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(WeightsError):
+        check_model(tmp_path)
+
+
+def test_longer_rows_and_gguf_are_refused(
+    run_stage: Any, given_model: Any, sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    given = given_model("gpt2")
+    with pytest.raises(ShapeError):
+        run_stage(
+            "sft",
+            given,
+            {**sft_config, "sequence_length": 2 * LENGTH},
+            tmp_path / "sft",
+        )
+    with pytest.raises(GgufError):
+        run_stage("export", given, {"gguf": ["f16"]}, tmp_path / "export")
+
+
+def test_module_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
+    save_tiny_decoder("gemma2", tmp_path)
+    model: Any = load_model(tmp_path)
+    model.config.is_causal = False
+    with pytest.raises(NotCausalError):
+        check_decoder(model, torch.float32)
