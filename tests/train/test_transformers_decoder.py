@@ -4,6 +4,7 @@ classes, next to the same modules in plain PyTorch.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,56 @@ def test_module_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
     model.config.is_causal = False
     with pytest.raises(NotCausalError):
         check_decoder(model, torch.float32)
+
+
+@pytest.mark.slow
+def test_preferences_rewards_evaluation_and_export_of_one_decoder(
+    run_stage: Any, given_model: Any, tmp_path: Path
+) -> None:
+    given = given_model("deepseek_v3")
+    pairs = write_jsonl(
+        tmp_path / "pairs.jsonl",
+        [{"prompt": word, "chosen": "yes", "rejected": "no"} for word in WORDS],
+    )
+    training = {
+        "steps": 3,
+        "global_batch_size": 4,
+        "micro_batch_size": 2,
+        "seed": 11,
+        "log_every": 1,
+        "sequence_length": LENGTH,
+        "optimizer": {"learning_rate": 0.01},
+    }
+    dpo = {**training, "data": [{"path": pairs}]}
+    run_stage("reference", given, dpo, tmp_path / "reference")
+    given["reference"] = tmp_path / "reference" / "data"
+    run_stage("dpo", given, dpo, tmp_path / "dpo")
+    losses = losses_of(tmp_path / "dpo")
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
+    assert losses[-1] < losses[0]
+    prompts = write_jsonl(
+        tmp_path / "prompts.jsonl", [{"prompt": word} for word in WORDS]
+    )
+    rl = {
+        **training,
+        "data": [{"path": prompts}],
+        "rewards": [{"kind": "contains", "text": "e"}],
+        "group_size": 2,
+        "max_new_tokens": 4,
+        "kl_weight": 0.01,
+    }
+    run_stage("rl", given, rl, tmp_path / "rl")
+    first = next(line for line in read_metrics(tmp_path / "rl") if "kl" in line)
+    assert (first["kl"], first["clip_ratio"]) == (0.0, 0.0)
+    trained = {"tokenizer": given["tokenizer"], "rl": tmp_path / "rl" / "data"}
+    run_stage("export", trained, {}, tmp_path / "export")
+    ids = random_ids(2, 20)
+    with torch.no_grad():
+        exported = hf_model(tmp_path / "export" / "data")(ids, use_cache=False).logits
+        ours = load_model(tmp_path / "rl" / "data" / "model")(ids)
+    # Exported weights are bfloat16.
+    torch.testing.assert_close(exported, ours, rtol=0, atol=0.2)
+    evaluation = run_stage(
+        "evaluate", {**given, "rl": trained["rl"]}, {"bootstrap_samples": 10}, tmp_path
+    )
+    assert list(evaluation["models"]) == ["model", "rl"]

@@ -14,6 +14,7 @@ from gristmill.train.models.model_config import (
     TOKEN_TYPES,
     ConfigJson,
     Shape,
+    ShapeError,
     UnknownArchitectureError,
 )
 
@@ -74,11 +75,9 @@ def _shape(config: ConfigJson, names: Mapping[str, str], **settings: Any) -> Sha
 
 
 def require_sizes(config: ConfigJson, family: str, *names: str) -> None:
-    """Raise UnknownArchitectureError if a config.json lacks a size."""
+    """Raise ShapeError if a config.json lacks a size."""
     if missing := [name for name in names if config.get(name) is None]:
-        raise UnknownArchitectureError(
-            f"config.json of a {family} has no {', '.join(missing)}"
-        )
+        raise ShapeError(f"config.json of a {family} has no {', '.join(missing)}")
 
 
 def refuse_differences(model: str, differences: Mapping[str, bool]) -> None:

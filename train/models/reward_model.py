@@ -166,7 +166,9 @@ def load_reward_model(folder: Path, device: str = "cpu") -> RewardModel:
             f"{config.get('architectures')}, not a "
             "...ForSequenceClassification; the stage `reward` makes one"
         )
+    shape = read_shape(folder, "own")
+    assert isinstance(shape, Shape)
     with torch.device("meta"):
-        model = RewardModel(read_shape(folder))
+        model = RewardModel(shape)
     fill_from(model, stored(folder), device)
     return model

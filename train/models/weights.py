@@ -85,6 +85,8 @@ def stored(folder: Path, implementation: Implementation = "auto") -> TensorOf:
     family = config.get("model_type", "gristmill")
     if isinstance(shape, TransformersShape) and family == shape.family:
         return published_tensors(folder)
+    # Of other shapes, files have the names of the module.
+    shape = cast("Shape", shape)
     file_of = _files(folder)
 
     def find(name: str) -> Tensor:
@@ -279,7 +281,9 @@ def check_model(
     with torch.device("meta"):
         model = model_of(shape)
     for name, _ in model.named_parameters():
-        for names in tensors_behind(name, shape, config.get("model_type", "gristmill")):
+        for names in tensors_behind(
+            name, cast("Shape", shape), config.get("model_type", "gristmill")
+        ):
             for inner in names:
                 file_of(inner)
     return shape

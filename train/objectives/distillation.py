@@ -215,7 +215,10 @@ class _Distilled(torch.autograd.Function):
                 ) * hard + settings.weight * settings.temperature**2 * soft
                 loss = (mixed * weights[part]).sum()
             chunk_gradients = torch.autograd.grad(
-                loss, (chunk_hidden, leaf) if trains_matrix else (chunk_hidden,)
+                loss,
+                (chunk_hidden,)
+                if leaf is None or not trains_matrix
+                else (chunk_hidden, leaf),
             )
             hidden_gradient[part] = chunk_gradients[0]
             if trains_matrix:
