@@ -212,8 +212,8 @@ def starting_model(
             model.own, vocab_size, packed.sequence_length, model.document_mask, seed
         ), None
     if model.init_from is None:
-        shape = shape_to_train(section, vocab_size, packed.sequence_length)
-        return shape, drawn(shape, seed, model.init, model.mup_base_width)
+        new = shape_to_train(section, vocab_size, packed.sequence_length)
+        return new, drawn(new, seed, model.init, model.mup_base_width)
     folder = as_path(model.init_from)
     shape = read_shape(folder, model.implementation)
     check_kind(folder, shape, section.kind)
