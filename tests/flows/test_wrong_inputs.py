@@ -118,7 +118,7 @@ WRONG_MANIFESTS = {
     "good.yaml --store nosuch://x": "the store nosuch://x: Unsupported filesystem: "
     "'nosuch'; give a folder",
     "good.yaml --set sources.a.path=nosuch://x": "nosuch://x cannot be listed: "
-    "Protocol not known: nosuch",
+    "Unsupported filesystem: 'nosuch'",
     "good.yaml --nosuch": "No such option: --nosuch",
 }
 OF_MANIFESTS = [
@@ -154,6 +154,7 @@ WRONG_FOR_ALL = (
     "good.yaml --store a-file",
 )
 ANSWERS = {
+    "lock nosuch.yaml": "nosuch.yaml: there is no such file",
     "run good.yaml --until nosuch": "no such stage: 'nosuch'; stages are generate, "
     "ingest, clean",
     "run good.yaml --until pretrian": "no such stage: 'pretrian', did you mean "
