@@ -19,6 +19,7 @@ import torch
 from gristmill.core.files import write_json
 from gristmill.mixtures.schema.pretrain import CallbackEvent
 from gristmill.mixtures.user_code import OwnCodeError
+from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.checkpoint import (
     CHECKPOINTS,
     complete_steps,
@@ -29,7 +30,7 @@ from gristmill.train.distributed.process_groups import any_rank
 from gristmill.train.loop.callbacks import StoppedBy
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Metrics
-from gristmill.train.loop.prefetch import batches_ahead
+from gristmill.train.loop.prefetch import Batch, read_batch
 from gristmill.train.loop.step import metrics_of_step, one_step
 from gristmill.train.loop.stopping import (
     StoppedError,
@@ -148,16 +149,20 @@ def _train_steps(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bo
     """Train to the last step; returns True if the training ends early."""
     job = attempt.job
     progress = attempt.progress
-    with closing(
-        batches_ahead(
+
+    def read(step: int) -> Batch:
+        return read_batch(
             job.learner.objective,
             job.plan,
-            job.section.steps,
+            step,
             job.section.micro_batch_size,
-            job.world,
-            job.context.training.stream.read_ahead_steps,
-            job.reading_threads,
+            job.world.data_rank,
+            job.world.data_size,
         )
+
+    depth = job.context.training.stream.read_ahead_steps
+    with closing(
+        ReadAhead(read, job.section.steps, depth, job.reading_threads)
     ) as batches:
         while progress.step < job.section.steps:
             batch = batches.take(progress.step)

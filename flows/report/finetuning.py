@@ -15,9 +15,7 @@ from gristmill.flows.pages.page_elements import (
     MaybeSection,
     Note,
     Part,
-    Span,
     Table,
-    Text,
     flatten,
     section_of,
     table,
@@ -157,11 +155,9 @@ def _reasons_text(reasons: Sequence[tuple[str, int]]) -> str:
 
 
 def masks(facts: Facts, name: str = "sft_data") -> MaybeSection:
-    """Tokens that supervised fine-tuning trains on: counts per set, and decoded
-    examples.
-    """
+    """Tokens that supervised fine-tuning trains on, per set."""
     summary = facts.summary(name, TuningData)
-    if not summary.samples:
+    if not summary.sets:
         return None
     rows = [
         [
@@ -183,19 +179,11 @@ def masks(facts: Facts, name: str = "sft_data") -> MaybeSection:
     shares = dict.fromkeys(("share of trained tokens", "tokens trained"), ".1%")
     shares["ends of turn trained"] = ".2%"
     columns = {**dict.fromkeys(counts, ","), **shares}
-    parts: list[Part] = []
-    for sample in summary.samples:
-        spans = [
-            Span(text, "trained" if is_trained else "masked")
-            for text, is_trained in sample.spans
-        ]
-        parts += [Note(f"{sample.set}, example {sample.example}"), Text(spans)]
-    note = (
-        f"{describe_rows(facts, summary)}. Marked text is trained on; the rest is "
-        "context."
-    )
     return section_of(
-        "Fine-tuning data", table({"set": "", **columns}, rows), note, parts
+        "Fine-tuning data",
+        table({"set": "", **columns}, rows),
+        f"{describe_rows(facts, summary)}. `gristmill browse` shows rows with the "
+        "tokens that are trained on.",
     )
 
 

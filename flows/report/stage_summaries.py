@@ -409,14 +409,6 @@ class EncodedSet(Summary):
         return sum(self.prepared_dropped.values()) + self.quarantined
 
 
-class MaskedSample(Summary):
-    """An example in spans, each with whether it is trained on."""
-
-    set: str
-    example: str
-    spans: Sequence[tuple[str, bool]]
-
-
 class Replay(Summary):
     """Rows of pre-training among those of fine-tuning."""
 
@@ -430,7 +422,6 @@ class TuningData(Summary):
     """
 
     sets: Sequence[EncodedSet] = ()
-    samples: Sequence[MaskedSample] = ()
     rows: int = 0
     sequence_length: int = 0
     fill: float = 0.0

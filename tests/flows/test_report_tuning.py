@@ -206,7 +206,6 @@ def test_held_out_examples_are_reported_with_their_loss() -> None:
     }
     data = {
         "sets": [set_counts],
-        "samples": [{"set": "chats", "example": "ab", "spans": [["hi", True]]}],
         "rows": 3,
         "sequence_length": 64,
         "fill": 0.9,

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +14,10 @@ from gristmill.tokenize.chat_template import END_OF_TURN, check_template
 from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,
+    Conversation,
     TemplateMismatchError,
     conversation,
     counts_of,
-    decoded_mask,
     padded,
     prepare_conversations,
     why_left_out,
@@ -30,6 +31,17 @@ TURNS = [
     {"role": "user", "content": "Sure?"},
     {"role": "assistant", "content": " Yes."},
 ]
+
+
+def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
+    """Tokens of an example as text: (text, True if trained), with special tokens."""
+    edges = np.flatnonzero(np.diff(one.trained)) + 1
+    return [
+        (chat.decode(ids.tolist(), special=True), bool(trained[0]))
+        for ids, trained in zip(
+            np.split(one.ids, edges), np.split(one.trained, edges), strict=True
+        )
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from gristmill.train.data.pairs import (
     Pair,
     are_held_out,
     encode_pairs,
+    gained_more,
     is_held_out,
     more_likely,
-    reward_accuracy,
 )
 
 
@@ -71,13 +71,12 @@ def test_held_out_share_depends_on_seed_and_prompt_only() -> None:
     assert held_out != are_held_out(examples, 0.1, 8).tolist()
 
 
-def test_reward_accuracy_compares_log_ratios_and_counts_no_ties() -> None:
+def test_gain_compares_log_ratios_and_counts_no_ties() -> None:
     reference = np.array([[-5.0, -1.0], [-5.0, -1.0], [-1.0, -5.0], [-2.0, -2.0]])
     logps = np.array([[-4.0, -1.5], [-6.0, -1.0], [-1.0, -5.0], [-2.0, -3.0]])
-    assert reward_accuracy(logps, reference) == 0.5
-    assert reward_accuracy(reference, reference) == 0.0
+    assert gained_more(logps, reference).tolist() == [True, False, False, True]
+    assert not gained_more(reference, reference).any()
     assert more_likely(reference) == 0.25
-    assert reward_accuracy(np.empty((0, 2)), np.empty((0, 2))) is None
     assert more_likely(np.empty((0, 2))) is None
 
 

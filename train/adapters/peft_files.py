@@ -45,30 +45,13 @@ def save_adapter(
         for name, tensor in tensors.items()
         if is_adapter(name)
     }
-    write_json(folder / CONFIG_FILE, adapter_config(lora, tensors, base))
-    with atomic_write(folder / WEIGHTS_FILE) as sink:
-        sink.write(save(adapters, metadata={"format": "pt"}))
-
-
-def base_name(start: Path) -> str:
-    """Name of the base model in adapters: its path within the store, independent of the
-    store's location.
-    """
-    return "/".join(start.parts[-BASE_PARTS:])
-
-
-def adapter_config(
-    lora: Lora, tensors: Mapping[str, Tensor], base: str | None
-) -> dict[str, object]:
-    """Config for PEFT, which has no key for a quantised base; the README describes
-    that.
-    """
     layers = {
         name.removesuffix(f".{DOWN}").rpartition(".")[2]
         for name in tensors
         if name.endswith(DOWN)
     }
-    return {
+    # PEFT has no key for a quantised base, which the README describes.
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
@@ -83,6 +66,16 @@ def adapter_config(
         "inference_mode": True,
         "init_lora_weights": True,
     }
+    write_json(folder / CONFIG_FILE, config)
+    with atomic_write(folder / WEIGHTS_FILE) as sink:
+        sink.write(save(adapters, metadata={"format": "pt"}))
+
+
+def base_name(start: Path) -> str:
+    """Name of the base model in adapters: its path within the store, independent of the
+    store's location.
+    """
+    return "/".join(start.parts[-BASE_PARTS:])
 
 
 def readme(lora: Lora, base: str) -> str:

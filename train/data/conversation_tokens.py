@@ -609,23 +609,6 @@ def padded(
     return ids, trained
 
 
-def decoded_mask(
-    chat: Chat, one: Conversation, limit: int | None = None
-) -> list[tuple[str, bool]]:
-    """First tokens of an example as text: (text, True if trained), with special
-    tokens.
-    """
-    edges = np.flatnonzero(np.diff(one.trained[:limit].astype(np.int8))) + 1
-    return [
-        (chat.decode(ids.tolist(), special=True), bool(trained[0]))
-        for ids, trained in zip(
-            np.split(one.ids[:limit], edges),
-            np.split(one.trained[:limit], edges),
-            strict=True,
-        )
-    ]
-
-
 def why_left_out(counts: EncodingCounts) -> str:
     """Numbers of examples that are too long and that the chat template cannot write,
     with the reasons.

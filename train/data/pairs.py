@@ -114,7 +114,8 @@ def are_held_out(examples: Iterable[Example], share: float, seed: int) -> np.nda
 
 
 def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Mask of pairs whose chosen answer gained more than the rejected one: (n,) bool.
+    """Mask of pairs whose chosen answer gained more than the rejected one, (n,) bool;
+    ties do not count (TRL).
 
     Args:
         logps, reference: (n, 2), as from `reference_logps.pair_logps`, under the policy
@@ -122,13 +123,6 @@ def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """
     gains = logps - reference
     return gains[:, 0] > gains[:, 1]
-
-
-def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:
-    """Share of pairs for which `gained_more` holds; ties do not count (TRL). None
-    without pairs.
-    """
-    return float(gained_more(logps, reference).mean()) if len(logps) else None
 
 
 def more_likely(logps: np.ndarray) -> float | None:

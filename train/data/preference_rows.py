@@ -35,7 +35,6 @@ from gristmill.train.data.conversation_tokens import (
     Chat,
     NothingToTrainError,
     padded_length,
-    write_example_ids,
 )
 from gristmill.train.data.example_rows import (
     WrittenRows,
@@ -277,15 +276,6 @@ def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
     for number, drawn in enumerate(draws):
         pairs[set_of == number] = drawn
     return pairs
-
-
-def write_drawn_ids(folder: Path, rows: PairRows, draws: Sequence[np.ndarray]) -> None:
-    """Write the example of each row of a training (see `write_example_ids`)."""
-    write_example_ids(
-        folder,
-        [rows.ids[number] for number in merged(draws)],
-        [len(drawn) for drawn in draws],
-    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ The bootstrap draws documents, which are (nearly) independent; tokens of a row a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -25,7 +24,7 @@ from gristmill.train.eval.intervals import Estimate, interval
 from gristmill.train.loop.batch_plan import micro_batches, slices
 from gristmill.train.models.model_config import AnyShape
 from gristmill.train.models.transformer import Llama
-from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
+from gristmill.train.objectives.losses import IGNORED, score_tokens
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
 from gristmill.train.optim.averaging import AveragedWeights
 
@@ -41,38 +40,43 @@ correctly.
 """
 
 
+def next_token_rows(rows: np.ndarray) -> Laid:
+    """Rows (n, t) with the next token as the target of each place."""
+    ids = rows.astype(np.int64)
+    targets = np.full_like(ids, IGNORED)
+    targets[:, :-1] = ids[:, 1:]
+    return Laid(ids, targets)
+
+
 @torch.no_grad()
 def score_rows(
-    model: nn.Module,
-    ids: Tensor,
-    token_bytes: Tensor,
-    positions: Tensor | None = None,
-    targets: Tensor | None = None,
-    **beside: Tensor,
+    model: nn.Module, laid: Laid, positions: np.ndarray | None, token_bytes: Tensor
 ) -> Tensor:
-    """Sums over rows of tokens: (4,) float64: loss, predicted tokens, their bytes,
-    correct ones.
+    """Loss, predicted tokens, their bytes and correct ones of each place: (COLUMNS, n,
+    t) float64, zeros without a target.
 
     Args:
         model: predicts ids.
-        ids: (n, t) int64.
-        token_bytes: (vocab,) bytes of text per id.
+        laid: n rows.
         positions: (n, t) in their documents, for a model with attention within
             documents.
-        targets: (n, t) int64, target of each position; the next token if absent.
-        beside: further arguments of the model (see `prediction_targets.Laid`).
+        token_bytes: (vocab,) bytes of text per id, on the model's device.
     """
-    targets = next_tokens(ids) if targets is None else targets
+
+    def placed(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(token_bytes.device)
+
+    targets = placed(laid.targets)
     nll, correct = model(
-        ids,
+        placed(laid.inputs),
         TokenHead(score_tokens, {"targets": targets}),
-        positions=positions,
-        **beside,
+        positions=None if positions is None else placed(positions),
+        **{name: placed(array) for name, array in laid.beside().items()},
     )
     counted = targets != IGNORED
-    num_bytes = token_bytes[targets.clamp(min=0)] * counted
+    num_bytes = token_bytes[targets.clamp(min=0)]
     return torch.stack(
-        [part.double().sum() for part in (nll, counted, num_bytes, correct)]
+        [part.double() * counted for part in (nll, counted, num_bytes, correct)]
     )
 
 
@@ -81,18 +85,20 @@ def measure(
     rows: np.ndarray,
     token_bytes: Tensor,
     world: World,
-    positions: np.ndarray | None = None,
-    laid: Laid | None = None,
+    positions: np.ndarray | None,
+    laid: Laid | None,
 ) -> dict[str, float]:
     """Metrics of a model on rows (n, t), distributed over the ranks; a collective call.
 
+    `loss` is nats per token, `perplexity` its exponential, `bits_per_byte` nats over ln
+    2 per byte of the text of the predicted tokens (special tokens have none, but their
+    loss counts), `token_accuracy` the share of tokens that were predicted correctly.
     `positions` (n, t) in their documents are for a model with attention within
     documents, `laid` the same rows for a model with other targets than the next token.
     """
-    inputs, targets = (rows, None) if laid is None else (laid.inputs, laid.targets)
     if laid is not None and laid.places is not None:
         positions = laid.positions
-    sums = torch.zeros(4, dtype=torch.float64, device=world.device)
+    sums = torch.zeros(COLUMNS, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for batch in micro_batches(
             np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD
@@ -100,35 +106,15 @@ def measure(
             # A rank without rows still takes part in the collectives of the forward
             # pass.
             chosen = batch if len(batch) else [0]
-            ids = torch.from_numpy(inputs[chosen].astype(np.int64)).to(world.device)
-            places, part_targets = (
-                None
-                if batch is None
-                else torch.from_numpy(batch[chosen]).to(world.device)
-                for batch in (positions, targets)
+            scored = score_rows(
+                model,
+                next_token_rows(rows[chosen]) if laid is None else laid.of_rows(chosen),
+                None if positions is None else positions[chosen],
+                token_bytes,
             )
-            more = (
-                {}
-                if laid is None
-                else {
-                    name: torch.from_numpy(batch[chosen]).to(world.device)
-                    for name, batch in laid.beside().items()
-                }
-            )
-            scored = score_rows(model, ids, token_bytes, places, part_targets, **more)
-            sums += scored if len(batch) else 0.0
-    return metrics_of(sum_over_ranks(sums, world).tolist())
-
-
-def metrics_of(sums: Sequence[float]) -> dict[str, float]:
-    """Metrics from (loss, tokens, bytes, correct) sums.
-
-    `loss` is nats per token, `perplexity` its exponential, `bits_per_byte` nats over ln
-    2 per byte of the text of the predicted tokens (special tokens have none, but their
-    loss counts), `token_accuracy` the share of tokens that were
-    predicted correctly.
-    """
-    nll, tokens, num_bytes, correct = sums
+            if len(batch):
+                sums += torch.stack([column.sum() for column in scored])
+    nll, tokens, num_bytes, correct = sum_over_ranks(sums, world).tolist()
     return {
         **loss_metrics(nll, tokens, num_bytes),
         "tokens": int(tokens),
@@ -153,7 +139,6 @@ def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
         return torch.from_numpy(np.load(stream).astype(np.float32)).to(device)
 
 
-@torch.no_grad()
 def score_documents(
     model: Llama, packed: PackedSet, source: str, token_bytes: Tensor
 ) -> np.ndarray:
@@ -163,57 +148,12 @@ def score_documents(
     """
     rows = packed.validation(source)
     positions = held_out_positions(packed, source, model.shape)
-    bytes_of_id = token_bytes.cpu().numpy()
     values = np.zeros((*rows.shape, COLUMNS))
     for part in slices(len(rows), ROWS_PER_FORWARD):
-        ids = rows[part].astype(np.int64)
-        targets = np.full_like(ids, IGNORED)
-        targets[:, :-1] = ids[:, 1:]
         places = None if positions is None else positions[part]
-        scored = token_columns(model, ids, targets, places, bytes_of_id)
-        values[part, 1:] = scored[:, :-1]
+        scored = score_rows(model, next_token_rows(rows[part]), places, token_bytes)
+        values[part, 1:] = scored.movedim(0, -1)[:, :-1].cpu().numpy()
     return by_document(packed, source, values)
-
-
-@torch.no_grad()
-def token_columns(
-    model: Llama,
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    positions: np.ndarray | None,
-    token_bytes: np.ndarray,
-    beside: Mapping[str, np.ndarray] | None = None,
-) -> np.ndarray:
-    """Scores of a model on rows: (n, t, COLUMNS) float64, zeros without a target.
-
-    `beside` holds further arguments of the model.
-    """
-    device = next(model.parameters()).device
-    values = np.zeros((*targets.shape, COLUMNS))
-    for part in slices(len(inputs), ROWS_PER_FORWARD):
-        ids, labels = (
-            torch.from_numpy(array[part].astype(np.int64)).to(device)
-            for array in (inputs, targets)
-        )
-        places = (
-            None if positions is None else torch.from_numpy(positions[part]).to(device)
-        )
-        more = {
-            name: torch.from_numpy(array[part]).to(device)
-            for name, array in (beside or {}).items()
-        }
-        nll, correct = model(
-            ids, TokenHead(score_tokens, {"targets": labels}), positions=places, **more
-        )
-        counted = labels != IGNORED
-        columns: list[Tensor] = [
-            nll.double() * counted,
-            counted.double(),
-            correct.double() * counted,
-        ]
-        values[part][..., [0, 1, 3]] = torch.stack(columns, dim=-1).cpu().numpy()
-    values[..., 2] = np.where(targets == IGNORED, 0.0, token_bytes[targets.clip(min=0)])
-    return values
 
 
 def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarray:
@@ -251,10 +191,7 @@ def held_out_positions(
     """
     if not shape.document_mask and not shape.encoder:
         return None
-    boundaries = packed.validation_boundaries(source)
-    if shape.document_mask:
-        return boundaries.positions(packed.sequence_length)
-    return filled_positions(boundaries.filled(), packed.sequence_length)
+    return held_out_rows(packed, source, shape).positions
 
 
 def held_out_rows(packed: PackedSet, source: str, shape: AnyShape) -> Read:

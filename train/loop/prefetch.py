@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.batch_plan import RowPlan, micro_batches
 from gristmill.train.loop.objective import Objective
 
@@ -73,27 +71,6 @@ def read_batch(
         return Batch(rows, objective.weight(rows, cuts, step), parts)
     other_rows = np.delete(rows, slice(rank, None, size))
     return Batch(rows, sum(weights) + objective.weight(other_rows, cuts, step), parts)
-
-
-def batches_ahead(
-    objective: Objective,
-    plan: RowPlan,
-    steps: int,
-    micro_batch_size: int,
-    world: World,
-    depth: int,
-    threads: int,
-) -> ReadAhead[Batch]:
-    """Prefetcher of this rank's batches up to step `steps`, `depth` ahead, on threads
-    (see `reading_threads`).
-    """
-
-    def read(step: int) -> Batch:
-        return read_batch(
-            objective, plan, step, micro_batch_size, world.data_rank, world.data_size
-        )
-
-    return ReadAhead(read, steps, depth, threads)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ metrics if due.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,11 @@ from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.objective import Metrics, Objective
 from gristmill.train.loop.prefetch import Batch
 from gristmill.train.loop.spikes import judge, remember_loss
-from gristmill.train.loop.throughput import UpdateSize, peak_memory_bytes, speed_metrics
+from gristmill.train.loop.throughput import (
+    UpdateSize,
+    model_flops_utilisation,
+    peak_memory_bytes,
+)
 from gristmill.train.loop.training_job import Job, is_logged, scheduled_rate
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import update
@@ -112,6 +117,12 @@ def _log(
     clock.restart(progress.tokens, progress.step, batches.waited_seconds)
     if attempt.record is None:
         return None
+    utilisation_of = partial(
+        model_flops_utilisation,
+        rate,
+        peak=job.utilisation.peak_flops,
+        devices=job.world.size,
+    )
     measured = objective.report(sums, weight) if weight > 0 else {}
     metrics: dict[str, object] = {**measured, **measured_norms}
     metrics |= {
@@ -119,8 +130,12 @@ def _log(
         "tokens": progress.tokens,
         "skipped_steps": progress.skipped,
         "rows_digest": progress.digest,
-        **speed_metrics(
-            rate, objective.flops_per_token, job.utilisation, job.world.size
+        "tokens_per_second": round(rate, 1),
+        # Attention of all pairs of positions, as in PaLM (appendix B), and of unmasked
+        # pairs.
+        "mfu": utilisation_of(objective.flops_per_token),
+        "mfu_causal": utilisation_of(
+            objective.flops_per_token * job.utilisation.causal_share
         ),
         **waiting,
     }

@@ -124,27 +124,6 @@ class UpdateSize:
         return {"param_norm": norm, "update_ratio": change / norm}
 
 
-def speed_metrics(
-    rate: float, flops_per_token: float, utilisation: Utilisation, devices: int
-) -> dict[str, float | str]:
-    """Tokens per second, and MFU by both conventions for causal attention: of all pairs
-    of positions, as in PaLM (appendix B), and `mfu_causal` of unmasked pairs.
-
-    Args:
-        rate: tokens per second.
-        flops_per_token: of all pairs.
-        utilisation: without a peak both are "unknown".
-        devices: number of devices.
-    """
-    peak = utilisation.peak_flops
-    causal_flops = flops_per_token * utilisation.causal_share
-    return {
-        "tokens_per_second": round(rate, 1),
-        "mfu": model_flops_utilisation(rate, flops_per_token, peak, devices),
-        "mfu_causal": model_flops_utilisation(rate, causal_flops, peak, devices),
-    }
-
-
 def peak_memory_bytes(device: torch.device, world: World) -> int:
     """Peak memory over all ranks: allocated on the GPU, or resident on a CPU.
 

@@ -32,12 +32,16 @@ from gristmill.core.files import canonical_json, reserve, sha256_file
 from gristmill.mixtures.schema.posttraining import Distill
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.objective import UNTRAINED, Measured, Metrics
 from gristmill.train.loop.prefetch import TensorBatch
-from gristmill.train.models.transformer import logits_head
 from gristmill.train.models.weights import SHAPE_FILE
-from gristmill.train.objectives.losses import IGNORED, chunk_rows, scaled_gradients
+from gristmill.train.objectives.losses import (
+    IGNORED,
+    OfLogits,
+    chunked_gradients,
+    of_logits,
+    scaled_gradients,
+)
 from gristmill.train.objectives.reference_logps import PredictionKey
 from gristmill.train.objectives.sft import AssistantTurns, Turns
 
@@ -155,19 +159,31 @@ def distilled_nll(
         and the divergence.
     """
     places = (targets != IGNORED).flatten().nonzero().squeeze(1)
-    total, nll, divergences = _Distilled.apply(
-        hidden.flatten(0, 1)[places],
-        matrix,
-        targets.flatten()[places],
-        weights.flatten()[places],
-        taught,
-        settings,
-    )
+    labels = targets.flatten()[places]
+
+    def losses(logits: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        hard = F.cross_entropy(logits, labels[part], reduction="none")
+        soft = divergence(
+            logits,
+            taught.apply(itemgetter(part)),
+            settings.temperature,
+            settings.teacher_share,
+        )
+        scale = settings.weight * settings.temperature**2
+        return (1 - settings.weight) * hard + scale * soft, hard, soft
+
+    flat = hidden.flatten(0, 1)[places]
+    flat_weights = weights.flatten()[places]
+    if matrix is None:
+        mixed, *parts = of_logits(flat, matrix, losses)
+        total = (mixed * flat_weights).sum()
+    else:
+        total, *parts = _Distilled.apply(flat, matrix, flat_weights, losses)
     nll, divergences = (
         torch.zeros(targets.numel(), device=part.device)
-        .index_copy(0, places, part)
+        .index_copy(0, places, part.detach())
         .view(targets.shape)
-        for part in (nll, divergences)
+        for part in parts
     )
     return total, nll, divergences
 
@@ -179,56 +195,24 @@ class _Distilled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        matrix: Tensor | None,
-        targets: Tensor,
-        weights: Tensor,
-        taught: Taught,
-        settings: Distill,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        trains_matrix = ctx.needs_input_grad[1]
-        nll, divergences = (
-            torch.zeros(len(hidden), device=hidden.device) for _ in range(2)
-        )
-        hidden_gradient = torch.zeros_like(hidden)
-        matrix_gradient = torch.zeros(
-            (0,) if matrix is None or not trains_matrix else matrix.shape,
-            device=hidden.device,
-        )
-        total = torch.zeros((), device=hidden.device)
-        leaf = None if matrix is None else matrix.detach().requires_grad_(trains_matrix)
-        columns = hidden.T if matrix is None else matrix
-        for part in slices(len(hidden), chunk_rows(columns)):
+        ctx: Any, hidden: Tensor, matrix: Tensor, weights: Tensor, losses: OfLogits
+    ) -> tuple[Tensor, ...]:
+        columns = torch.zeros(3, len(hidden), device=hidden.device)
+
+        def differentiate(logits: Tensor, part: slice) -> Tensor:
             with torch.enable_grad():
-                chunk_hidden = hidden[part].detach().requires_grad_()
-                logits = logits_head(chunk_hidden, leaf)
-                hard = F.cross_entropy(logits, targets[part], reduction="none")
-                soft = divergence(
-                    logits,
-                    taught.apply(itemgetter(part)),
-                    settings.temperature,
-                    settings.teacher_share,
-                )
-                mixed = (
-                    1 - settings.weight
-                ) * hard + settings.weight * settings.temperature**2 * soft
-                loss = (mixed * weights[part]).sum()
-            chunk_gradients = torch.autograd.grad(
-                loss,
-                (chunk_hidden,)
-                if leaf is None or not trains_matrix
-                else (chunk_hidden, leaf),
-            )
-            hidden_gradient[part] = chunk_gradients[0]
-            if trains_matrix:
-                matrix_gradient += chunk_gradients[1]
-            nll[part] = hard.detach()
-            divergences[part] = soft.detach()
-            total = total + loss.detach()
-        ctx.save_for_backward(hidden_gradient, matrix_gradient.to(hidden.dtype))
+                scores = logits.float().requires_grad_()
+                values = losses(scores, part)
+            columns[:, part] = torch.stack(values).detach()
+            (gradient,) = torch.autograd.grad(values[0], scores, weights[part])
+            return gradient.to(logits.dtype)
+
+        ctx.save_for_backward(
+            *chunked_gradients(hidden, matrix, ctx.needs_input_grad[1], differentiate)
+        )
+        mixed, nll, divergences = columns
         ctx.mark_non_differentiable(nll, divergences)
-        return total, nll, divergences
+        return (mixed * weights).sum(), nll, divergences
 
     backward = staticmethod(scaled_gradients)
 

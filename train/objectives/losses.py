@@ -8,12 +8,13 @@ that is not the built-in decoder.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from gristmill.train.loop.batch_plan import slices
 
@@ -149,6 +150,14 @@ these positions, (k, ...) each.
 """
 
 
+def _in_chunks(
+    function: Callable[[slice], tuple[Tensor, ...]], count: int, matrix: Tensor
+) -> tuple[Tensor, ...]:
+    """Joined values of chunks of `count` positions, for an output matrix (v, d)."""
+    chunks = map(function, slices(max(1, count), chunk_rows(matrix)))
+    return tuple(torch.cat(column) for column in zip(*chunks, strict=True))
+
+
 class _OfLogits(torch.autograd.Function):
     """Values of logits, which both passes compute chunk by chunk."""
 
@@ -158,11 +167,11 @@ class _OfLogits(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.function = function
         ctx.save_for_backward(hidden, matrix)
-        chunks = [
-            function((hidden[part] @ matrix.T).float(), part)
-            for part in slices(max(1, len(hidden)), chunk_rows(matrix))
-        ]
-        return tuple(torch.cat(column) for column in zip(*chunks, strict=True))
+        return _in_chunks(
+            lambda part: function((hidden[part] @ matrix.T).float(), part),
+            len(hidden),
+            matrix,
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
@@ -200,9 +209,14 @@ def of_logits(
         matrix: (v, d), the output matrix.
         function: see `OfLogits`; values that it computes without gradients have none.
     """
-    if matrix is None:
-        return function(hidden.float(), slice(None))
-    return _OfLogits.apply(hidden, matrix, function)
+    if matrix is not None:
+        return _OfLogits.apply(hidden, matrix, function)
+    recomputed = partial(
+        checkpoint, function, use_reentrant=False, preserve_rng_state=False
+    )
+    return _in_chunks(
+        lambda part: recomputed(hidden[part].float(), part), len(hidden), hidden.T
+    )
 
 
 class _WeightedNll(torch.autograd.Function):
@@ -369,16 +383,15 @@ def score_tokens(
     >>> likeliest.tolist()
     [[True]]
     """
-    flat = hidden.flatten(0, 1)
-    flat_targets = targets.flatten()
-    nll = torch.zeros(len(flat), dtype=torch.float32, device=flat.device)
-    correct = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    for part in slices(len(flat), chunk_rows(flat.T if matrix is None else matrix)):
-        logits = (flat[part] if matrix is None else flat[part] @ matrix.T).float()
-        nll[part] = F.cross_entropy(
-            logits, flat_targets[part], reduction="none", ignore_index=IGNORED
+    labels = targets.flatten()
+
+    def scored(logits: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        nll = F.cross_entropy(
+            logits, labels[part], reduction="none", ignore_index=IGNORED
         )
-        correct[part] = logits.argmax(dim=-1) == flat_targets[part]
+        return nll, logits.argmax(dim=-1) == labels[part]
+
+    nll, correct = of_logits(hidden.flatten(0, 1), matrix, scored)
     return nll.view(targets.shape), correct.view(targets.shape)
 
 

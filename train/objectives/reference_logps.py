@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from gristmill.core.files import read_json, sha256_file, write_json
-from gristmill.dataprep.documents import read_table, write_table
+from gristmill.core.files import read_json, sha256_file
+from gristmill.dataprep.documents import read_table
 from gristmill.mixtures.schema.posttraining import Dpo, Rounded
 from gristmill.mixtures.user_code import Own, OwnCodeError
 from gristmill.train.data.preference_rows import PairRows
@@ -113,17 +112,6 @@ def pair_logps(
     return measured_by_all(model, len(pairs), 2, micro_batch_size, world, measure)
 
 
-def write_reference(
-    folder: Path,
-    key: PredictionKey,
-    rows: PairRows,
-    columns: Mapping[str, np.ndarray],
-) -> None:
-    """Write the table of log-probabilities and token counts, and its key."""
-    write_table(folder / TABLE, pa.table({"id": rows.ids, **columns}))
-    write_json(folder / KEY, key)
-
-
 def read_reference(folder: Path, key: PredictionKey) -> np.ndarray:
     """Log-probabilities of both answers of all pairs, (P, 2) float32, chosen first.
 
@@ -178,7 +166,19 @@ def certify_start(
         NotTheReferenceError: they differ.
         OwnCodeError: the loss is user code and not finite.
     """
-    measured = measured_at_start(model, objective, section, world)
+    batch = read_batch(
+        objective,
+        plan_of(section, objective.sequence_length),
+        0,
+        section.micro_batch_size,
+        world.data_rank,
+        world.data_size,
+    )
+    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
+    with evaluating(model):
+        for part in batch.parts:
+            sums += objective.loss(model, part, 1.0).sums
+    measured = objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
     expected = loss_at_start(section)
     tolerance = LARGEST_MARGIN[dtype]
@@ -204,18 +204,3 @@ def certify_start(
                 "run again with `--force reference`"
             )
     return certificate
-
-
-def measured_at_start(
-    model: nn.Module, objective: Preferences, section: Dpo, world: World
-) -> dict[str, float]:
-    """Metrics of an objective on the first batch, before any step."""
-    plan = plan_of(section, objective.sequence_length)
-    batch = read_batch(
-        objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size
-    )
-    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
-    with evaluating(model):
-        for part in batch.parts:
-            sums += objective.loss(model, part, 1.0).sums
-    return objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)

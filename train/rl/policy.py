@@ -14,13 +14,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from gristmill.train.distributed.fsdp import evaluating
-from gristmill.train.loop.batch_plan import slices
 from gristmill.train.models.transformer import logits_head
 from gristmill.train.objectives.distillation import generalised_jsd
-from gristmill.train.objectives.losses import chunk_rows
+from gristmill.train.objectives.losses import of_logits
 from gristmill.train.rl.rollout import Part
 
 
@@ -53,11 +51,9 @@ def opinion_of(
     """
 
     def head(hidden: Tensor, matrix: Tensor | None) -> Opinion:
-        predicting = part.predicting(hidden)
         tokens = part.tokens[part.mask]
 
-        def opinion_of_chunk(chunk: slice) -> tuple[Tensor, Tensor, Tensor]:
-            logits = logits_head(predicting[chunk], matrix)
+        def opinion_of_chunk(logits: Tensor, chunk: slice) -> tuple[Tensor, ...]:
             scores = (logits / temperature).log_softmax(dim=-1)
             with torch.no_grad():
                 entropies = -(scores.exp() * scores).sum(dim=-1)
@@ -69,22 +65,9 @@ def opinion_of(
                 else generalised_jsd(teacher[chunk], scores, beta),
             )
 
-        # The logits of all tokens never exist at once: the backward pass recomputes
-        # each chunk.
-        columns = hidden[0].T if matrix is None else matrix
-        chunks = [
-            checkpoint(
-                opinion_of_chunk, chunk, use_reentrant=False, preserve_rng_state=False
-            )
-            for chunk in slices(len(predicting), chunk_rows(columns))
-        ]
         empty = torch.zeros(part.mask.shape, device=hidden.device)
-        return Opinion(
-            *(
-                empty.masked_scatter(part.mask, torch.cat(column))
-                for column in zip(*chunks, strict=True)
-            )
-        )
+        values = of_logits(part.predicting(hidden), matrix, opinion_of_chunk)
+        return Opinion(*(empty.masked_scatter(part.mask, column) for column in values))
 
     return model(part.ids, head)
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.posttraining import Dpo
+from gristmill.train.data.conversation_tokens import write_example_ids
 from gristmill.train.data.pairs import (
     HOLDOUT,
     gained_more,
     more_likely,
-    reward_accuracy,
     write_holdout,
 )
 from gristmill.train.data.preference_rows import (
@@ -32,7 +32,7 @@ from gristmill.train.data.preference_rows import (
     describe_draws,
     draw_pairs,
     held_out_mask,
-    write_drawn_ids,
+    merged,
 )
 from gristmill.train.eval.intervals import Estimate, share_with_interval
 from gristmill.train.loop.training_job import Learner
@@ -70,15 +70,12 @@ from gristmill.train.stages.trained_models import (
 
 
 class HeldOutPairs(TypedDict):
-    """Held-out pairs before and after the training: shares whose chosen answer gained
-    more, and whose chosen answer is more likely, with their intervals.
+    """Held-out pairs: share whose chosen answer gained more in the training, and shares
+    whose chosen answer is more likely before and after it.
     """
 
-    reward_accuracy_before: float | None
-    reward_accuracy: float | None
     reward_accuracy_interval: Estimate | None
     chosen_more_likely_before: float | None
-    chosen_more_likely: float | None
     chosen_more_likely_interval: Estimate | None
 
 
@@ -152,7 +149,8 @@ def run(
         )
         section = section.in_steps(objective.order.total)
         if world.is_first:
-            write_drawn_ids(out, rows, draws)
+            ids = [rows.ids[number] for number in merged(draws)]
+            write_example_ids(out, ids, list(map(len, draws)))
         certificate = measured_once(
             context.work / CERTIFICATE,
             world,
@@ -200,19 +198,11 @@ def run(
         "training_pairs": int((~is_out).sum()),
         "held_out_pairs": len(before),
         "margins": margins,
-        "held_out": held_out_effect(before, after),
-    }
-
-
-def held_out_effect(before: np.ndarray, after: np.ndarray) -> HeldOutPairs:
-    """Measurements of n held-out pairs, from the log-probabilities of both answers
-    before and after the training: (n, 2) each, chosen first.
-    """
-    return {
-        "reward_accuracy_before": reward_accuracy(before, before),
-        "reward_accuracy": reward_accuracy(after, before),
-        "reward_accuracy_interval": share_with_interval(gained_more(after, before)),
-        "chosen_more_likely_before": more_likely(before),
-        "chosen_more_likely": more_likely(after),
-        "chosen_more_likely_interval": share_with_interval(after[:, 0] > after[:, 1]),
+        "held_out": {
+            "reward_accuracy_interval": share_with_interval(gained_more(after, before)),
+            "chosen_more_likely_before": more_likely(before),
+            "chosen_more_likely_interval": share_with_interval(
+                after[:, 0] > after[:, 1]
+            ),
+        },
     }

@@ -26,7 +26,6 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.distributed.process_groups import make_deterministic
 from gristmill.train.eval.answering import (
-    Reader,
     Result,
     answer_tasks,
     open_reader,
@@ -40,9 +39,9 @@ from gristmill.train.eval.intervals import (
     paired_difference,
 )
 from gristmill.train.eval.leaked_items import effect, item_coverage
-from gristmill.train.eval.masked_tokens import masked_metrics, span_metrics
+from gristmill.train.eval.masked_tokens import hidden_token_metrics
 from gristmill.train.eval.suites import answer_suite, read_suite
-from gristmill.train.eval.tasks import Record, read_task
+from gristmill.train.eval.tasks import read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.models.transformer import Llama
@@ -111,25 +110,35 @@ def run(
         model = load_model(
             inputs[name] / MODEL, str(device), runs_own_code=True, kind=None
         )
+        sources = measure_sources(model, packed, tokenizer, section)
         # manifests ask for no other measurement of encoders
         if model.shape.kind != "decoder":
             answered[name] = {}
-            models[name] = {
-                "sources": measure_sources(model, packed, tokenizer, section),
-                "tasks": {},
-                "samples": [],
-            }
+            models[name] = {"sources": sources, "tasks": {}, "samples": []}
         else:
             reader = open_reader(model, tokenizer)
             answered[name] = answer_tasks(reader, section, task_items)
-            models[name] = evaluate_decoder(
-                reader,
-                name,
-                answered[name],
-                suites,
-                packed,
-                tokenizer,
-                section,
+            models[name] = {
+                "sources": sources,
+                "tasks": {
+                    task: result.summary for task, result in answered[name].items()
+                },
+            }
+            if section.suites:
+                models[name]["suites"] = {
+                    suite.suite: asdict(
+                        answer_suite(
+                            reader,
+                            suite,
+                            suites[suite.suite],
+                            section.key_seed,
+                            section.bootstrap_samples,
+                        )
+                    )
+                    for suite in section.suites
+                }
+            models[name]["samples"] = sample(
+                model, tokenizer, section, asked=name not in CONTINUING
             )
         context.progress(number + 1, len(names), "models")
     evaluation: Evaluation = {
@@ -157,50 +166,6 @@ def run(
     write_json(out / "evaluation.json", evaluation)
     for metrics in models.values():
         metrics.pop("samples", None)
-    return evaluation
-
-
-def evaluate_decoder(
-    reader: Reader,
-    name: str,
-    answered: Mapping[str, Result],
-    suites: Mapping[str, dict[str, list[Record]]],
-    packed: PackedSet | None,
-    tokenizer: Path,
-    section: Evaluate,
-) -> ModelEvaluation:
-    """Measure and sample a decoder.
-
-    Args:
-        reader: of the model.
-        name: stage of the model.
-        answered: its results of tasks.
-        suites: items of the section's suites.
-        packed: the mixture.
-        tokenizer: folder of the tokenizer.
-        section: what is measured.
-    """
-    model = reader.model
-    evaluation: ModelEvaluation = {
-        "sources": measure_sources(model, packed, tokenizer, section),
-        "tasks": {task: result.summary for task, result in answered.items()},
-    }
-    if section.suites:
-        evaluation["suites"] = {
-            suite.suite: asdict(
-                answer_suite(
-                    reader,
-                    suite,
-                    suites[suite.suite],
-                    section.key_seed,
-                    section.bootstrap_samples,
-                )
-            )
-            for suite in section.suites
-        }
-    evaluation["samples"] = sample(
-        model, tokenizer, section, asked=name not in CONTINUING
-    )
     return evaluation
 
 
@@ -247,9 +212,8 @@ def measure_sources(
             documents = score_documents(model, packed, source, token_bytes)
             sources[source] = {**source_metrics(documents, seed, samples)}
         else:
-            metrics = masked_metrics if model.shape.encoder else span_metrics
-            sources[source] = asdict(
-                metrics(model, packed, source, tokenizer, seed, samples)
+            sources[source] = hidden_token_metrics(
+                model, packed, source, tokenizer, seed, samples
             )
     return sources
 

@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
+from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.schema.posttraining import Lora, Reference
 from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.data.pairs import more_likely
@@ -23,10 +26,11 @@ from gristmill.train.distributed.fsdp import compute_dtype
 from gristmill.train.distributed.process_groups import process_group
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.reference_logps import (
+    KEY,
+    TABLE,
     PredictionKey,
     key_of,
     pair_logps,
-    write_reference,
 )
 from gristmill.train.stages.stage_inputs import Inputs, open_rows, start_of
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
@@ -37,13 +41,11 @@ class ReferenceSummary(ModelFigures):
 
     Attributes:
         key: see reference_logps.key_of.
-        tokens_scored: number of tokens of all answers.
         pairs: their number.
         chosen_more_likely: share of pairs whose chosen answer is the likelier one.
     """
 
     key: PredictionKey
-    tokens_scored: int
     pairs: int
     chosen_more_likely: float | None
 
@@ -85,11 +87,12 @@ def run(
                     "chosen_tokens": tokens[:, 0],
                     "rejected_tokens": tokens[:, 1],
                 }
-                write_reference(out, key, pairs, columns)
+                table = pa.table({"id": pairs.ids, **columns})
+                write_table(out / TABLE, table)
+                write_json(out / KEY, key)
         return {
             **figures,
             "pairs": len(pairs),
             "key": key,
-            "tokens_scored": int(pairs.scored_tokens.sum()),
             "chosen_more_likely": more_likely(logps),
         }

@@ -291,6 +291,17 @@ def run(
                     "after": after,
                 },
             )
+    held_out_rewards: HeldOutRewards | None = None
+    if held_out:
+        first, second = (
+            np.array([answer["reward"] for answer in answers])
+            for answers in (before, after)
+        )
+        held_out_rewards = {
+            "reward_before": float(first.mean()),
+            "reward": float(second.mean()),
+            "difference": paired_difference(first, second, section.key_seed, RESAMPLES),
+        }
     return {
         **summary,
         "started_from": start_stage,
@@ -300,11 +311,7 @@ def run(
         "group_size": section.group_size,
         "training_prompts": len(training),
         "held_out_prompts": len(held_out),
-        "held_out": held_out_rewards(
-            [answer["reward"] for answer in before],
-            [answer["reward"] for answer in after],
-            section,
-        ),
+        "held_out": held_out_rewards,
         "samples": [
             {
                 "prompt": first_answer["prompt"],
@@ -325,20 +332,3 @@ def run(
 def batches_of(section: Rl) -> int:
     """Number of batches of prompts."""
     return -(-section.steps // section.updates_per_batch)
-
-
-def held_out_rewards(
-    before: Sequence[float], after: Sequence[float], section: Rl
-) -> HeldOutRewards | None:
-    """Rewards of greedy answers to held-out prompts before and after; None without
-    held-out prompts.
-    """
-    if not before:
-        return None
-    first = np.array(before)
-    second = np.array(after)
-    return {
-        "reward_before": float(first.mean()),
-        "reward": float(second.mean()),
-        "difference": paired_difference(first, second, section.key_seed, RESAMPLES),
-    }

@@ -38,7 +38,6 @@ from gristmill.train.data.conversation_tokens import (
     TokenCounts,
     check_encoded,
     counts_of,
-    decoded_mask,
     left_out_warning,
     prepare_conversations,
 )
@@ -59,9 +58,6 @@ from gristmill.train.stages.stage_inputs import Inputs, example_length
 HELD_OUT = "held-out"
 """Folder of a packed set of held-out conversations."""
 REPLAY = "replay"
-SAMPLES_PER_SET = 3
-SAMPLE_TOKENS = 512
-"""Most tokens of an example in the report."""
 
 
 class GateError(ValueError):
@@ -204,15 +200,6 @@ def run(
             "tokens": replayed_tokens,
             "share": replayed_tokens / written.tokens,
         },
-        "samples": [
-            {
-                "set": name,
-                "example": conversation.example,
-                "spans": decoded_mask(chat, conversation, SAMPLE_TOKENS),
-            }
-            for name, conversation_set in named_sets.items()
-            for conversation in conversation_set.training[:SAMPLES_PER_SET]
-        ],
     }
 
 

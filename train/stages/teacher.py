@@ -24,15 +24,13 @@ from gristmill.mixtures.schema.posttraining import Teach, TeacherKeys
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat
 from gristmill.train.distributed.fsdp import compute_dtype, evaluating, sharded_model
 from gristmill.train.distributed.process_groups import (
-    World,
     agree,
     process_group,
     sum_over_ranks,
 )
 from gristmill.train.eval.held_out import read_token_bytes
-from gristmill.train.loop.batch_plan import micro_batches, slices
+from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.models.model_config import Shape, TransformersShape
-from gristmill.train.models.transformer import logits_head
 from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
 from gristmill.train.objectives.distillation import (
     Taught,
@@ -40,7 +38,7 @@ from gristmill.train.objectives.distillation import (
     kept_of,
     teacher_key,
 )
-from gristmill.train.objectives.losses import IGNORED, chunk_rows
+from gristmill.train.objectives.losses import IGNORED, of_logits
 from gristmill.train.objectives.reference_logps import KEY, PredictionKey
 from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.planning.flops import flops_per_token
@@ -128,10 +126,34 @@ def run(
                 out, objective.masks, kept or shape.vocab_size, kept is not None
             )
         agree(None, world)  # the files exist before any process opens them
-        sums = teach(shape, folder, objective, section, out, world, dtype, context)
+        model = sharded_model(
+            shape, stored(folder), world, dtype, context.training.compute
+        )
+        files = TeacherFiles(out, objective.masks, "r+")
+        sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+        rows = np.arange(objective.order.total, dtype=np.int64)
+        with evaluating(model):
+            for batch in micro_batches(
+                rows, world.data_rank, world.data_size, section.micro_batch_size
+            ):
+                placed = objective.place(objective.prepare(batch))
+                head = partial(
+                    distributions,
+                    targets=placed.targets,
+                    temperature=section.temperature,
+                    top_k=kept,
+                )
+                taught, label_nll = model(placed.ids, head, positions=placed.positions)
+                if len(batch) and world.counts:
+                    files.write(batch, taught)
+                    sums[0] += label_nll.double().sum()
+                    sums[2] += len(label_nll)
+                    if taught.rest is not None:
+                        sums[1] += taught.rest.exp().double().sum()
+        files.close()
+        nll, rest_mass, tokens = sum_over_ranks(sums, world).tolist()
         if world.is_first:
             write_json(out / KEY, key)
-    nll, rest_mass, tokens = sums
     return {
         **describe_model(shape, packed.sequence_length),
         "teacher": str(section.teacher),
@@ -219,54 +241,6 @@ def read_teacher(key: str, folder: Path, chat: Chat) -> Shape | TransformersShap
     return shape
 
 
-def teach(
-    shape: Shape | TransformersShape,
-    folder: Path,
-    objective: AssistantTurns,
-    section: Teach,
-    out: Path,
-    world: World,
-    dtype: torch.dtype,
-    context: Context,
-) -> list[float]:
-    """Write the teacher's predictions for all rows; returns sums over their trained
-    tokens: nll, mass of ids not stored, tokens.
-    """
-    model = sharded_model(shape, stored(folder), world, dtype, context.training.compute)
-    files = TeacherFiles(out, objective.masks, "r+")
-    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
-    rows = np.arange(objective.order.total, dtype=np.int64)
-    with evaluating(model):
-        for batch in micro_batches(
-            rows, world.data_rank, world.data_size, section.micro_batch_size
-        ):
-            placed = objective.place(objective.prepare(batch))
-            head = partial(
-                distributions,
-                targets=placed.targets,
-                temperature=section.temperature,
-                top_k=kept_ids(section, shape.vocab_size),
-            )
-            taught, nll = model(placed.ids, head, positions=placed.positions)
-            if len(batch) and world.counts:
-                files.write(batch, taught)
-                rest_mass = (
-                    torch.zeros(())
-                    if taught.rest is None
-                    else taught.rest.exp().double().sum()
-                )
-                sums += torch.stack(
-                    [
-                        nll.double().sum().cpu(),
-                        rest_mass.cpu(),
-                        torch.tensor(float(len(nll))),
-                    ]
-                ).to(sums)
-    files.close()
-    totals: list[float] = sum_over_ranks(sums, world).tolist()
-    return totals
-
-
 def distributions(
     hidden: Tensor,
     matrix: Tensor | None,
@@ -279,19 +253,13 @@ def distributions(
     """
     flat = hidden.flatten(0, 1)[(targets != IGNORED).flatten()]
     labels = targets[targets != IGNORED]
-    predictions = []
-    nll = []
-    columns = flat.T if matrix is None else matrix
-    for chunk in slices(max(len(flat), 1), chunk_rows(columns)):
-        logits = logits_head(flat[chunk], matrix)
-        predictions.append(kept_of(logits, temperature, top_k))
-        nll.append(F.cross_entropy(logits, labels[chunk], reduction="none"))
-    ids, rest_mass = (
-        [getattr(prediction, name) for prediction in predictions]
-        for name in ("ids", "rest")
-    )
-    return Taught(
-        torch.cat([prediction.logps for prediction in predictions]),
-        None if ids[0] is None else torch.cat(ids),
-        None if rest_mass[0] is None else torch.cat(rest_mass),
-    ), torch.cat(nll)
+
+    def stored_part(logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+        taught = kept_of(logits, temperature, top_k)
+        nll = F.cross_entropy(logits, labels[part], reduction="none")
+        if taught.ids is None or taught.rest is None:
+            return nll, taught.logps
+        return nll, taught.logps, taught.ids, taught.rest
+
+    nll, *parts = of_logits(flat, matrix, stored_part)
+    return Taught(*parts), nll
