@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 from torch import nn
@@ -142,7 +142,7 @@ def run(
         )
     chat = Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
-    shape = tuned_shape(shape, length, context)
+    shape = cast(Shape, tuned_shape(shape, length, context))
     sets = read_pairs(section.data or (), chat, length, inputs)
     names = set_names([preference_set.path for preference_set in sets])
     all_pairs = [

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,6 @@ from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
 from gristmill.train.trainer import TrainingSummary, train
 
 MODEL_AVERAGE = "model-average"
-Tuned = TypeVar("Tuned", Shape, TransformersShape)
 
 
 class ModelFigures(TypedDict):
@@ -98,7 +97,9 @@ def describe_model(shape: AnyShape, length: int) -> ModelFigures:
     }
 
 
-def tuned_shape(shape: Tuned, length: int, context: Context) -> Tuned:
+def tuned_shape(
+    shape: Shape | TransformersShape, length: int, context: Context
+) -> Shape | TransformersShape:
     """Shape of a model to tune on rows of `length` tokens: the longer context of both,
     and causal attention on prompts.
 
@@ -111,8 +112,9 @@ def tuned_shape(shape: Tuned, length: int, context: Context) -> Tuned:
     trained = shape.sequence_length
     if length > trained:
         context.warn(beyond_context(context.stage, length, trained))
-    longer = replace(shape, sequence_length=max(trained, length))
-    return replace(longer, prefix_lm=False) if isinstance(longer, Shape) else longer
+    if isinstance(shape, Shape):
+        shape = replace(shape, prefix_lm=False)
+    return replace(shape, sequence_length=max(trained, length))
 
 
 def causal_share(shape: AnyShape, length: int, whole: float | None = None) -> float:
