@@ -45,7 +45,7 @@ from gristmill.dataprep.decontamination.ngram import (
 )
 from gristmill.dataprep.documents import ID_BYTES, Inputs, positions, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.shuffle import Sending, Sent, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.shuffle_format import (
     columns_of,
@@ -95,12 +95,6 @@ MATCH_CHARACTERS = 500
 SHOWN_MATCHES = 20
 
 
-def parts_table(parts: Sequence[Part]) -> pa.Table:
-    """Parts in order, with the beginning of each text."""
-    rows = [{**vars(part), "text": part.text[:ITEM_CHARACTERS]} for part in parts]
-    return pa.Table.from_pylist(rows, PARTS_SCHEMA)
-
-
 def match_table(
     texts: JudgedTexts,
     matches: Matches,
@@ -136,17 +130,6 @@ def match_table(
         ),
     }
     return pa.table(columns).cast(MATCH_SCHEMA)
-
-
-def write_matches(path: Path, found: Shuffled) -> pa.Table:
-    """Write and return the matches of all shards, sorted by set, item, field and
-    document.
-    """
-    table = MATCH_SCHEMA.empty_table() if found.is_nothing else found.read(0)
-    keys = [(name, "ascending") for name in ("set", "item", "field", "id", "begin")]
-    table = table.sort_by(keys).combine_chunks()
-    write_table(path, table)
-    return table
 
 
 @dataclass(frozen=True)
@@ -195,18 +178,6 @@ def report_sets(
             num_contaminated / max(num_checked, 1),
         )
     return report
-
-
-def shown_matches(matches: pa.Table) -> list[dict[str, object]]:
-    """Matches for the summary: contaminated ones first, by their share of the item."""
-    order = [
-        *((name, "descending") for name in ("contaminated", "contamination", "words")),
-        *((name, "ascending") for name in ("set", "item", "field", "id")),
-    ]
-    worst = matches.sort_by(order).slice(0, SHOWN_MATCHES)
-    return worst.set_column(
-        MATCH_SCHEMA.get_field_index("id"), "id", hex_ids(worst["id"])
-    ).to_pylist()
 
 
 STAGE = "decontaminate"
@@ -286,7 +257,9 @@ def run(
         section.min_words,
     )
     write_index(task_file(plan.work, "index", "ngrams"), index)
-    write_rows(task_file(plan.work, "index", "parts"), parts_table(parts))
+    rows = [{**vars(part), "text": part.text[:ITEM_CHARACTERS]} for part in parts]
+    parts_file = task_file(plan.work, "index", "parts")
+    write_rows(parts_file, pa.Table.from_pylist(rows, PARTS_SCHEMA))
     tasks = shard_tasks(inputs["ingest"])
     _, scanned = run_shuffle(
         "scan", tasks, partial(scan, plan=plan), context, {COUNTS: 1}
@@ -301,11 +274,24 @@ def run(
         "apply", tasks, partial(apply, plan=plan), context, {MATCHES: 1}
     )
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    matches = write_matches(out / MATCHES_FILE, matched[MATCHES])
+    matches = MATCH_SCHEMA.empty_table()
+    if not matched[MATCHES].is_nothing:
+        matches = matched[MATCHES].read(0)
+    keys = [(name, "ascending") for name in ("set", "item", "field", "id", "begin")]
+    matches = matches.sort_by(keys).combine_chunks()
+    write_table(out / MATCHES_FILE, matches)
+    # Contaminated ones first, by their share of the item.
+    order = [
+        *((name, "descending") for name in ("contaminated", "contamination", "words")),
+        *((name, "ascending") for name in ("set", "item", "field", "id")),
+    ]
+    worst = matches.sort_by(order).slice(0, SHOWN_MATCHES)
+    shown_ids = hex_ids(worst["id"])
+    worst = worst.set_column(MATCH_SCHEMA.get_field_index("id"), "id", shown_ids)
     return DecontaminationSummary(
         counts,
         report_sets(parts, items, index.counted_words, matches),
-        shown_matches(matches),
+        worst.to_pylist(),
         index.num_ngrams,
         int(frequent.sum()),
         sum(result["bytes_cut"] for result in results),

@@ -121,18 +121,6 @@ class Example(TypedDict, total=False):
     tools: list[Tool]
 
 
-def any_messages(key: str, value: Any) -> list[Message]:
-    """Convert messages of either format; the keys of the first one determine it.
-
-    Raises:
-        ValueError: it is not a list of valid messages; names the message and its
-            problem.
-    """
-    first = value[0] if isinstance(value, list) and value else None
-    is_sharegpt = isinstance(first, dict) and "from" in first and "role" not in first
-    return _converted(key, value, _sharegpt_message if is_sharegpt else _openai_message)
-
-
 def _converted(
     key: str, value: Any, convert: Callable[[str, Any], Message]
 ) -> list[Message]:
@@ -148,12 +136,19 @@ def first_key(record: Row, keys: Iterable[str]) -> str | None:
 
 
 def turns(key: str, value: Any, role: Role) -> list[Message]:
-    """Convert a message, a list of messages, or a text, which becomes one message of
-    `role`.
+    """Convert a message, a list of messages in a format that the keys of the first one
+    determine, or a text, which becomes one message of `role`.
+
+    Raises:
+        ValueError: it is not valid; names the message and its problem.
     """
-    if isinstance(value, dict | list):
-        return any_messages(key, [value] if isinstance(value, dict) else value)
-    return [{"role": role, "content": text(key, value)}]
+    if not isinstance(value, dict | list):
+        return [{"role": role, "content": text(key, value)}]
+    messages = [value] if isinstance(value, dict) else value
+    first = messages[0] if messages else None
+    is_sharegpt = isinstance(first, dict) and "from" in first and "role" not in first
+    convert = _sharegpt_message if is_sharegpt else _openai_message
+    return _converted(key, messages, convert)
 
 
 def text(key: str, value: Any) -> str:

@@ -145,7 +145,16 @@ def run(
         for step in config["prepare"]
     ]
     names = set_names([entry.path for entry in data])
-    check_sources(kind, steps, names)
+    for number, step in enumerate(steps):
+        step_sources = list(step.config.sources or ())
+        if step.filter is not None:
+            step_sources += chain.from_iterable(step.filter.rule_sources.values())
+        unknown = [name for name in step_sources if name not in names]
+        if unknown:
+            raise ExamplesError(
+                f"{kind}.prepare[{number}].{step.stage}: there is no set "
+                f"{unknown[0]!r} (sets, by their files: {', '.join(names)})"
+            )
     read = [
         read_set(
             made_path(entry.path, inputs),
@@ -177,22 +186,6 @@ def run(
             for step, summary in zip(preparation["steps"], summaries, strict=True)
         ],
     }
-
-
-def check_sources(
-    kind: Kind, steps: Sequence[ExampleStep], names: Sequence[str]
-) -> None:
-    """Raise ExamplesError if a step names an unknown set."""
-    for number, step in enumerate(steps):
-        step_sources = list(step.config.sources or ())
-        if step.filter is not None:
-            step_sources += chain.from_iterable(step.filter.rule_sources.values())
-        unknown = [name for name in step_sources if name not in names]
-        if unknown:
-            raise ExamplesError(
-                f"{kind}.prepare[{number}].{step.stage}: there is no set "
-                f"{unknown[0]!r} (sets, by their files: {', '.join(names)})"
-            )
 
 
 def write_documents(

@@ -126,7 +126,7 @@ class ComparedShard(Counted):
 
     unusable: int
     biases: dict[str, int]
-    """See `count_biases`."""
+    """Numbers of verdicts and positions, which add up over shards."""
 
 
 def run(
@@ -264,10 +264,21 @@ def _write(
         read.documents, read.rows, read.judged, reasons, columns, errors
     )
     write_table(out / task.name, table)
+    takes, scores, longer = picks[usable], scores[usable], longer[usable]
+    comparable = (scores != 0) & (longer != 0)
     result = ComparedShard(
         counts=counts,
         unusable=int((~usable).sum()),
-        biases=count_biases(picks[usable], scores[usable], longer[usable]),
+        biases={
+            "pairs": len(scores),
+            "confirmed": int((scores == 1).sum()),
+            "rejected": int((scores == -1).sum()),
+            "first": int((takes == "first").sum()),
+            "second": int((takes == "second").sum()),
+            "unequal": int(comparable.sum()),
+            "longer": int((scores == longer)[comparable].sum()),
+            "longer_chosen": int((longer == 1)[comparable].sum()),
+        },
     )
     return Done([out / task.name], result)
 
@@ -281,33 +292,8 @@ def score_of(chosen_first: str, rejected_first: str) -> int:
     return -1 if (chosen_first, rejected_first) == ("second", "first") else 0
 
 
-def count_biases(
-    takes: np.ndarray, scores: np.ndarray, longer: np.ndarray
-) -> dict[str, int]:
-    """Counts of verdicts and positions, which add up over shards.
-
-    Args:
-        takes: text of shape (n, 2): the picks for each pair with the chosen answer
-            first, and second.
-        scores: int64 of shape (n,), see `score_of`.
-        longer: int64 of shape (n,), 1 if the chosen answer has more characters, -1 if
-            it has fewer.
-    """
-    comparable = (scores != 0) & (longer != 0)
-    return {
-        "pairs": len(scores),
-        "confirmed": int((scores == 1).sum()),
-        "rejected": int((scores == -1).sum()),
-        "first": int((takes == "first").sum()),
-        "second": int((takes == "second").sum()),
-        "unequal": int(comparable.sum()),
-        "longer": int((scores == longer)[comparable].sum()),
-        "longer_chosen": int((longer == 1)[comparable].sum()),
-    }
-
-
 def biases_of(model: str, counts: Mapping[str, int]) -> Biases:
-    """Position and length bias of a judge, from the counts of `count_biases`."""
+    """Position and length bias of a judge, from the counts of `ComparedShard`."""
 
     def share(part: str, *total_keys: str) -> float | None:
         total = sum(counts.get(key, 0) for key in total_keys)

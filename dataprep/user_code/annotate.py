@@ -163,7 +163,19 @@ def run(
     # Use processes for large inputs: Python code holds the GIL, and functions of
     # batches often run Python code too.
     results = run_tasks("annotate", tasks, process, context, holds_gil=True)
-    unite_types(section, tasks, results, out, context)
+    # One type for each column, such as float64 if one of many shards has integers.
+    final_types = {}
+    for name in section.measured:
+        kinds = [_type(result["types"][name]) for result in results]
+        kind = common_type(section, name, kinds)
+        final_types[name] = str(pa.float64() if pa.types.is_null(kind) else kind)
+    outdated_tasks = [
+        task
+        for task, result in zip(tasks, results, strict=True)
+        if result["types"] != final_types
+    ]
+    cast = partial(cast_shard, types=final_types, out=out)
+    run_tasks("types", outdated_tasks, cast, context, direct=True)
     return AnnotateSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["rules"] for result in results),
@@ -464,33 +476,6 @@ def compare_calls(
                     f"and {second_value!r} as {name!r}"
                 )
     return None
-
-
-def unite_types(
-    section: OwnAnnotate,
-    tasks: Sequence[ShardTask],
-    results: Sequence[AnnotatedShard],
-    out: Path,
-    context: Context,
-) -> None:
-    """Rewrite tables with a column type other than the common one, such as integers in
-    one of many shards.
-
-    Raises:
-        OwnCodeError: the types of a column are incompatible.
-    """
-    final_types = {}
-    for name in section.measured:
-        kinds = [_type(result["types"][name]) for result in results]
-        kind = common_type(section, name, kinds)
-        final_types[name] = str(pa.float64() if pa.types.is_null(kind) else kind)
-    outdated_tasks = [
-        task
-        for task, result in zip(tasks, results, strict=True)
-        if result["types"] != final_types
-    ]
-    cast = partial(cast_shard, types=final_types, out=out)
-    run_tasks("types", outdated_tasks, cast, context, direct=True)
 
 
 def _type(name: str) -> pa.DataType:

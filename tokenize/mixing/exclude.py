@@ -66,8 +66,7 @@ class EmptiedRows:
     def __init__(
         self, pieces: pa.Table, first: int, excluded: Sequence[bytes], pad: int
     ) -> None:
-        self.rows = rows_with(pieces, excluded)
-        self.pieces, self.touched = without_rows(pieces, self.rows)
+        self.rows, self.pieces, self.touched = split_rows(pieces, excluded)
         self._first = first
         self._pad = pad
         self._whole = hashlib.sha256()
@@ -102,8 +101,7 @@ def drop_rows(
         the remaining tokens and pieces, and the ids (hexadecimal) of all documents in
         the dropped rows.
     """
-    rows = rows_with(pieces, excluded)
-    kept_pieces, touched = without_rows(pieces, rows)
+    rows, kept_pieces, touched = split_rows(pieces, excluded)
     numbers = kept_pieces["row"].to_numpy()
     renumbered = pa.array(numbers - np.searchsorted(rows, numbers))
     place = pieces.schema.get_field_index("row")
@@ -114,19 +112,17 @@ def drop_rows(
     )
 
 
-def rows_with(pieces: pa.Table, documents: Sequence[bytes]) -> np.ndarray:
-    """Rows (int64, ascending) that hold any of the documents."""
+def split_rows(
+    pieces: pa.Table, documents: Sequence[bytes]
+) -> tuple[np.ndarray, pa.Table, list[str]]:
+    """Rows (int64, ascending) that hold any of the documents, the pieces outside of
+    them, and the ids (hexadecimal) of all documents in them.
+    """
     ids = pa.array(list(documents), pa.binary(ID_BYTES))
     hits = pieces.filter(pc.is_in(pieces["id"], value_set=ids))
-    return np.unique(hits["row"].to_numpy())
-
-
-def without_rows(pieces: pa.Table, rows: np.ndarray) -> tuple[pa.Table, list[str]]:
-    """Pieces outside of some rows (int64), and the ids (hexadecimal) of all documents
-    in them.
-    """
+    rows = np.unique(hits["row"].to_numpy())
     if not len(rows):
-        return pieces, []
+        return rows, pieces, []
     hit = pc.is_in(pieces["row"], value_set=pa.array(rows, pa.int64()))
-    documents = set(pieces.filter(hit)["id"].to_pylist())
-    return pieces.filter(pc.invert(hit)), sorted(map(bytes.hex, documents))
+    touched = set(pieces.filter(hit)["id"].to_pylist())
+    return rows, pieces.filter(pc.invert(hit)), sorted(map(bytes.hex, touched))
