@@ -58,7 +58,6 @@ from gristmill.dataprep.dedup.dedup_keys import (
     BYTES_PER_KEY,
     KEYS,
     key_table,
-    keys_per_document,
 )
 from gristmill.dataprep.dedup.sketches import (
     seen_path,
@@ -319,8 +318,11 @@ def make_plan(inputs: Inputs, section: Dedup, out: Path, context: Context) -> De
         for path in index.files
     ]
     numbering = number_rows(new_files, index_files)
+    keys_per_document = section.exact + section.url
+    if section.minhash is not None:
+        keys_per_document += section.minhash.bands
     num_partitions = count_partitions(
-        int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY
+        int(numbering.starts[-1]) * keys_per_document * BYTES_PER_KEY
     )
     merged = merge_annotations(inputs, context)
     return DedupPlan(

@@ -35,8 +35,6 @@ from gristmill.core.files import (
 from gristmill.dataprep.dedup.sketches import (
     binary_numbers,
     read_sketches,
-    sketch_batch,
-    unpack_sketches,
 )
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import (
@@ -189,10 +187,7 @@ def import_shard(path: Path, section: Dedup) -> pa.Table:
     table = read_table(path)
     if section.minhash is None and "bands" in table.column_names:
         table = table.drop_columns(["bands"])
-    columns = {name: table[name] for name in ("id", "locator", "length")}
-    return sketch_batch(
-        {"row": np.arange(len(table)), **columns}, unpack_sketches(table)
-    )
+    return table.combine_chunks().add_column(0, "row", pa.array(np.arange(len(table))))
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,6 @@ KEYS = "keys"
 """Name of the stream of keys that the shards send."""
 
 
-def keys_per_document(section: Dedup) -> int:
-    """Maximum number of keys per document."""
-    return (
-        int(section.exact)
-        + int(section.url)
-        + (section.minhash.bands if section.minhash else 0)
-    )
-
-
 def key_table(
     documents: np.ndarray, ids: pa.Array, sketches: Sketches, section: Dedup
 ) -> pa.Table:

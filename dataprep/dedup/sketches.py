@@ -8,7 +8,7 @@ same columns except the row number.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -143,7 +143,9 @@ def sketch_texts(
     columns: dict[str, np.ndarray | pa.Array] = {
         "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
         "digest": binary_rows(digest_texts(data, offsets)),
-        "shingles": _lists(sets),
+        "shingles": pa.LargeListArray.from_arrays(
+            pa.array(sets.offsets), pa.array(sets.hashes)
+        ),
     }
     if section is not None:
         signature = signatures(sets, section.bands * section.rows, section.seed)
@@ -165,20 +167,6 @@ def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         for begin, end in pairwise(offsets.tolist())
     )
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
-
-
-def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.Table:
-    """Append the columns of sketches to columns of their documents."""
-    bands = {"bands": binary_rows(sketches.bands)} if sketches.bands.shape[1] else {}
-    return pa.table(
-        {
-            **columns,
-            "digest": binary_rows(sketches.digests),
-            "url": binary_rows(sketches.urls),
-            **bands,
-            "shingles": _lists(sketches.sets),
-        }
-    )
 
 
 def read_sketches(work: Path, shard: str) -> pa.Table:
@@ -273,9 +261,7 @@ def count_shingles(source: Source, documents: np.ndarray) -> np.ndarray:
 
 
 def unpack_sketches(table: pa.Table) -> Sketches:
-    """Sketches from their columns, the inverse of `sketch_batch`; the column `bands`
-    may be missing.
-    """
+    """Sketches from their columns; the column `bands` may be missing."""
     lists = table["shingles"].combine_chunks()
     offsets = lists.offsets.to_numpy()
     sets = ShingleSets(
@@ -302,10 +288,6 @@ def digest_urls(documents: pa.Table) -> bytes:
         ).digest()
         for url in urls
     )
-
-
-def _lists(sets: ShingleSets) -> pa.Array:
-    return pa.LargeListArray.from_arrays(pa.array(sets.offsets), pa.array(sets.hashes))
 
 
 def binary_rows(numbers: np.ndarray) -> pa.Array:

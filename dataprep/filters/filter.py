@@ -56,10 +56,11 @@ from gristmill.dataprep.whatif_thresholds import (
     remember_last,
     threshold_rules,
 )
-from gristmill.dataprep.words.language_words import load_words
+from gristmill.dataprep.words.language_words import tokenizer_of
+from gristmill.dataprep.words.spacy_words import load_tokenizer
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filter
-from gristmill.mixtures.steps.rules import Rules, columns_of
+from gristmill.mixtures.steps.rules import Rules, columns_of, word_library
 
 UNLISTED = "unlisted_language"
 """Reason of `unlisted: drop`, and the key of documents that pass unjudged in the counts
@@ -114,7 +115,17 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> FilterSu
     """
     section = Filter.model_validate(config)
     for language, rules in rules_by_entry(section).items():
-        load_words(rules, None if language == GENERAL_RULES else language)
+        # Load the tokenizers before threads use them.
+        text_language = None if language == GENERAL_RULES else language
+        for rule_set in rules.sets.values():
+            library = word_library(rule_set)
+            if library == "spacy":
+                load_tokenizer()
+            elif library == "datatrove":
+                rule_language = getattr(rule_set, "language", "auto")
+                tokenizer_of(
+                    text_language if rule_language == "auto" else rule_language
+                )
     tasks = shard_tasks(inputs["ingest"])
     process = partial(filter_shard, inputs=dict(inputs), section=section, out=out)
     results = run_tasks("filter", tasks, process, context)

@@ -27,9 +27,8 @@ import pyarrow as pa
 
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.unicode_tables import code_point_flags
-from gristmill.dataprep.words.spacy_words import Lengths, load_tokenizer, words_of_runs
+from gristmill.dataprep.words.spacy_words import Lengths, words_of_runs
 from gristmill.dataprep.words.tokenise_words import CutTexts, describe_words, join_parts
-from gristmill.mixtures.steps.rules import Rules, word_library
 
 REMEMBERED_TEXTS = 1000
 """Texts with cached words, since several rule sets need those of the same batch."""
@@ -65,24 +64,6 @@ def language_names(rows: pa.Table) -> list[str | None]:
         f"{code}_{script}" if code and script else code
         for code, script in zip(rows["language"].to_pylist(), scripts, strict=True)
     ]
-
-
-def load_words(rules: Rules, language: str | None) -> None:
-    """Preload the tokenizers of spaCy and of `words: language` before threads use them.
-
-    Args:
-        language: of the texts; None if they have several.
-
-    Raises:
-        NoSpacyError, NoTokenizerError: a library is not installed.
-    """
-    for section in rules.sets.values():
-        library = word_library(section)
-        if library == "spacy":
-            load_tokenizer()
-        elif library == "datatrove":
-            rule_language = getattr(section, "language", "auto")
-            tokenizer_of(language if rule_language == "auto" else rule_language)
 
 
 def language_words(

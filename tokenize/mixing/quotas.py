@@ -114,24 +114,6 @@ def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:
     )
 
 
-def rows_of_phases(total: int, phases: Sequence[Phase]) -> list[int]:
-    """Rows of each phase out of `total`: their ends are rounded to whole rows, halves
-    up.
-
-    Raises:
-        MixError: a phase has no row.
-    """
-    ends = [int(phase.end * total + Fraction(1, 2)) for phase in phases]
-    rows = [end - begin for begin, end in pairwise([0, *ends])]
-    if 0 in rows:
-        raise MixError(
-            f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of "
-            f"{total} rows; ask for more "
-            "tokens (mix.tokens), or move the `end` of a phase"
-        )
-    return rows
-
-
 @dataclass(frozen=True)
 class Supply:
     """Available tokens of a source.
@@ -190,9 +172,19 @@ class MixRequest:
 
     def requested(self, total: int) -> Table:
         """Exact rows by phase and source of a set of `total` rows, from the weights
-        alone.
+        alone: the ends of phases are rounded to whole rows, halves up.
+
+        Raises:
+            MixError: a phase has no row.
         """
-        rows = rows_of_phases(total, self.phases)
+        ends = [int(phase.end * total + Fraction(1, 2)) for phase in self.phases]
+        rows = [end - begin for begin, end in pairwise([0, *ends])]
+        if 0 in rows:
+            raise MixError(
+                f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of "
+                f"{total} rows; ask for more "
+                "tokens (mix.tokens), or move the `end` of a phase"
+            )
         return [
             [phase_rows * share for share in phase.shares()]
             for phase_rows, phase in zip(rows, self.phases, strict=True)
