@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import string
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -115,6 +115,21 @@ def read_known(tokenizer: Tokenizer) -> Known:
             if f"<0x{byte:02X}>" not in vocabulary
             and (byte >= 0x80 or chr(byte) not in vocabulary)
         )
+    merges = [
+        tuple(merge.split(" ") if isinstance(merge, str) else merge)
+        for merge in model["merges"]
+    ]
+    # A duplicate merge has its later rank in the library and its first in gigatoken.
+    last_first = dict.fromkeys(reversed(merges))
+    pairs = [
+        pair
+        for pair in reversed(last_first)
+        if all(token in vocabulary for token in (*pair, "".join(pair)))
+    ]
+    if len(set(map("".join, pairs))) < len(pairs):
+        # Two merges produce the same token, whose id gigatoken must not use as the
+        # rank: repeating the first merge, which is otherwise ignored, prevents that.
+        pairs.append(pairs[0])
     specification = {
         "added_tokens": added,
         "normalizer": described["normalizer"],
@@ -122,7 +137,7 @@ def read_known(tokenizer: Tokenizer) -> Known:
         "model": {
             "type": "BPE",
             "vocab": vocabulary,
-            "merges": _merges(model["merges"], vocabulary),
+            "merges": pairs,
             "byte_fallback": not byte_level,
             "ignore_merges": bool(model.get("ignore_merges")),
         },
@@ -163,29 +178,6 @@ others.
 def _refuse_missing(missing: Iterator[int]) -> None:
     if number := len(list(missing)):
         raise NotKnownError(f"its vocabulary lacks {number} of the bytes of text")
-
-
-def _merges(
-    listed: Sequence[str | list[str]], vocabulary: Mapping[str, int]
-) -> list[tuple[str, ...]]:
-    """Merges in rank order, without duplicates.
-
-    A duplicate merge has its later rank in the library and its first in gigatoken. If
-    two merges produce the same token, gigatoken must not use the token's id as the
-    rank: repeating the first merge at the end, which is otherwise ignored, prevents
-    that.
-    """
-    merges = [
-        tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in listed
-    ]
-    last_first = dict.fromkeys(reversed(merges))
-    pairs = [
-        pair
-        for pair in reversed(last_first)
-        if all(token in vocabulary for token in (*pair, "".join(pair)))
-    ]
-    repeated = len(set(map("".join, pairs))) < len(pairs)
-    return [*pairs, pairs[0]] if repeated else pairs
 
 
 def _added_tokens(described: TokenizerJson, nfc: bool) -> list[AddedToken]:
