@@ -22,6 +22,10 @@ from torch import Tensor
 
 from gristmill.core.files import atomic_write, write_json
 
+TensorOf = Callable[[str, torch.Size], Tensor]
+"""Function of a parameter's name and full shape that returns its float32 value on the
+CPU.
+"""
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 NAMES = {

@@ -14,7 +14,7 @@ import inspect
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,8 @@ from gristmill.train.models.model_config import (
     TransformersShape,
     WeightsError,
 )
-from gristmill.train.models.tensor_files import INDEX_FILE, WEIGHTS_FILE
+from gristmill.train.models.tensor_files import INDEX_FILE, WEIGHTS_FILE, TensorOf
 from gristmill.train.models.transformer import Head, logits_head
-
-if TYPE_CHECKING:
-    from gristmill.train.models.weights import TensorOf
 
 GENERATION_FILE = "generation_config.json"
 UNLIMITED_CONTEXT = 8192

@@ -41,6 +41,7 @@ from gristmill.train.models.model_config import (
 from gristmill.train.models.model_config import WeightsError as WeightsError
 from gristmill.train.models.tensor_files import INDEX_FILE as INDEX_FILE
 from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
+from gristmill.train.models.tensor_files import TensorOf as TensorOf
 from gristmill.train.models.tensor_files import ready, write_tensors
 from gristmill.train.models.transformers_decoder import (
     TransformersDecoder,
@@ -55,10 +56,6 @@ if TYPE_CHECKING:
     from gristmill.train.models.transformer import Llama
 
 SHAPE_FILE = "config.json"
-TensorOf = Callable[[str, torch.Size], Tensor]
-"""Function of a parameter's name and full shape that returns its float32 value on the
-CPU.
-"""
 
 
 def drawn(
