@@ -274,12 +274,7 @@ def _look_at_files(
                 "{data: [{path: ...}]}` reads them; here they would be documents"
             )
             break
-    path_field = None  # with the path of a program in most rows
-    for name in PATH_NAMES:
-        paths = [path for row in rows if isinstance(path := row.get(name), str)]
-        if _most_are_code(paths, len(rows)):
-            path_field = name
-            break
+    path_field = code_path_field(rows)
     is_page = sum(map(is_html, texts)) * 2 > len(texts)
     row_bytes = sum(map(_row_bytes, rows))
     share = sum(len(text.encode()) for text in texts) / max(row_bytes, 1)
@@ -481,6 +476,15 @@ def text_field(rows: Sequence[Row]) -> str | None:
         if key.rpartition(".")[2].lower() == name
     ]
     return next((key for key in usual if means[key] * 2 >= means[longest]), longest)
+
+
+def code_path_field(rows: Sequence[Row]) -> str | None:
+    """Return the field with the path of a program in most rows, or None."""
+    for name in PATH_NAMES:
+        paths = [path for row in rows if isinstance(path := row.get(name), str)]
+        if _most_are_code(paths, len(rows)):
+            return name
+    return None
 
 
 def names_code(rows: Sequence[Row]) -> bool:
