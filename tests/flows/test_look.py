@@ -322,7 +322,7 @@ def test_look_without_a_language_model_reports_the_cause(
     monkeypatch.setattr(
         measured_sample,
         "find_languages",
-        lambda texts, fetch: ([None] * len(texts), "no such file"),
+        lambda texts, seconds: ([None] * len(texts), "no such file"),
     )
     report = json.loads(look("data", "--json"))
     assert report["languages"] == {"found": {}, "missing": "no such file"}
