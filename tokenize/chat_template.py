@@ -313,13 +313,13 @@ def render_rows(
         part = messages[: number + 1]
         is_final = len(part) == len(messages) and not prompt
         rendered = final if is_final else render_text(template, part, **names)
-        asked, answer = _turn(template, part, rendered, marked, **names)
-        if not asked.startswith(written):
+        prompt_text, answer = _turn(template, part, rendered, marked, **names)
+        if not prompt_text.startswith(written):
             rows.append([])
             written = ""
-        rows[-1].append((asked[len(written) :], 0))
+        rows[-1].append((prompt_text[len(written) :], 0))
         rows[-1] += [(text, turn * generated) for text, generated in answer]
-        written = asked + "".join(text for text, _ in answer)
+        written = prompt_text + "".join(text for text, _ in answer)
     text = MARKS.sub("", final)
     if text.startswith(written):
         rows[-1].append((text[len(written) :], 0))
@@ -352,21 +352,21 @@ def _turn(
         return MARKS.sub("", render_text(template, messages, prompt, **names))
 
     text = MARKS.sub("", rendered)
-    asked = write(context, True) if context or not marked else ""
+    prompt_text = write(context, True) if context or not marked else ""
     answered = text.rstrip()
     eos = names.get("eos_token") or ""
     ends_text = eos and context and answered.endswith(eos)
-    if ends_text and not asked.startswith(write(context).rstrip()):
+    if ends_text and not prompt_text.startswith(write(context).rstrip()):
         # It ends every text, whoever spoke last, and not the answer (Phi-3).
         answered = answered.removesuffix(eos).rstrip()
-    start = len(asked) if text.startswith(asked) else 0
+    start = len(prompt_text) if text.startswith(prompt_text) else 0
     if not start and any(earlier["role"] == "assistant" for earlier in context):
         # The answer changes the turns before the last message (gpt-oss drops the
         # reasoning of calls), but not this message and the prompt.
-        ending = asked.removeprefix(write(context[:-1]))
-        if ending != asked and ending in answered:
+        ending = prompt_text.removeprefix(write(context[:-1]))
+        if ending != prompt_text and ending in answered:
             start = answered.rindex(ending) + len(ending)
-    if start or not asked:
+    if start or not prompt_text:
         parts = []
         position = 0
         for number, part in enumerate(MARKS.split(rendered)):
@@ -376,15 +376,15 @@ def _turn(
             position += len(part)
         # The marks may leave out reasoning, but not what a model would have to write.
         unmarked = parts[0][0].strip() if parts[1:] and not parts[0][1] else ""
-        if not asked or not unmarked or unmarked.endswith(THINKING_END):
-            return asked, parts
-    opened = asked.rstrip().removesuffix(THINKING)
-    if opened == asked.rstrip() or not answered.startswith(opened):
+        if not prompt_text or not unmarked or unmarked.endswith(THINKING_END):
+            return prompt_text, parts
+    opened = prompt_text.rstrip().removesuffix(THINKING)
+    if opened == prompt_text.rstrip() or not answered.startswith(opened):
         raise PromptMismatchError(
-            f"the prompt for message {len(messages)} ends with {asked[-40:]!r}, and the "
-            "template writes the answer behind another text, so that a model would be "
-            "asked in another way than it is trained; if one of them opens or closes "
-            "reasoning that the other has not, begin the template with "
+            f"the prompt for message {len(messages)} ends with {prompt_text[-40:]!r}, "
+            "and the template writes the answer behind another text, so that a model "
+            "would be asked in another way than it is trained; if one of them opens or "
+            "closes reasoning that the other has not, begin the template with "
             "{% set enable_thinking = true %} or false"
         )
     # The prompt opens reasoning that the template drops or leaves out: DeepSeek-R1.
@@ -393,7 +393,7 @@ def _turn(
     inline = content.rpartition(THINKING_END)[0].strip().removeprefix(THINKING)
     reasoning = str(message.get("reasoning_content") or inline).strip("\n")
     answer = answered[len(opened) :].rpartition(THINKING_END)[2].lstrip("\n")
-    return asked, [(f"{reasoning}\n{THINKING_END}\n\n{answer}", True)]
+    return prompt_text, [(f"{reasoning}\n{THINKING_END}\n\n{answer}", True)]
 
 
 def as_plain_jinja(text: str) -> str:

@@ -21,11 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from gristmill.core.files import (
-    DEFAULT_STORE,
-    as_path,
-    sha256_file,
-)
+from gristmill.core.files import DEFAULT_STORE, as_path, sha256_file
 from gristmill.core.object_stores import not_installed
 from gristmill.dataprep.readers.binary_formats import (
     answers,

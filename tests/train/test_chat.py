@@ -496,8 +496,8 @@ def test_rows_of_a_changed_conversation_are_trained_and_counted_by_turn(
     ).counts.unrenderable_reasons
     assert "train_on: assistant" in reason
     # The second row has no room for its answer: the example is used, and truncated.
-    asked = {"role": "user", "content": "word " * 40}
-    messages = [*REASONED[:2], asked, REASONED[3]]
+    question = {"role": "user", "content": "word " * 40}
+    messages = [*REASONED[:2], question, REASONED[3]]
     encoded = prepare_conversations([{"id": "a", "messages": messages}], chat, 40)
     assert [(row.truncated, row.answers) for row in encoded.used] == [(True, 1)]
     assert (encoded.counts.unrenderable, encoded.counts.dropped) == (0, 0)
