@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -16,19 +17,21 @@ from safetensors.torch import load_file
 from gristmill.mixtures.model_families import FAMILIES
 from gristmill.train.models.gguf_model import ARCHITECTURES as GGUF_ARCHITECTURES
 from gristmill.train.models.hf_configs import ARCHITECTURES
-from gristmill.train.models.transformers_decoder import check_decoder, write_decoder
+from gristmill.train.models.transformers_decoder import check_module, write_module
 from gristmill.train.models.weights import load_model
-from tests.train.decoder_families import FAMILIES as TINY
+from tests.train.decoder_families import FAMILIES as DECODERS
 from tests.train.decoder_families import save_tiny_decoder
+from tests.train.encoder_families import FAMILIES as ENCODERS
+from tests.train.encoder_families import save_tiny_encoder
 
 OPENING = """# Model families
 
 Written by `make reference` from the code. gristmill loads a folder as transformers saves it, by its config.json:
 
 - **Families of its own decoder**, in the first table: also trained from scratch, and with every form of parallelism.
-- **Any other causal decoder of the installed transformers**, computed by transformers' own class
-  (`implementation: transformers`; `auto` takes it where the own decoder does not compute what config.json asks for). The
-  second table has those that were tried. Code in a folder (`auto_map`) is never run.
+- **Any other causal decoder of the installed transformers**, and **encoders and encoder-decoders**, computed by
+  transformers' own class (`implementation: transformers`; `auto` takes it where the own decoder does not compute what
+  config.json asks for). The other tables have those that were tried. Code in a folder (`auto_map`) is never run.
 
 ## Own decoder
 
@@ -48,15 +51,12 @@ TRAINED = {
     "mixtral": "`pretrain.model.moe`",
     "qwen3_moe": "`moe` with `qk_norm`",
     "glm": "`pretrain.blank_infilling`",
-    "modernbert": "`pretrain.masked`",
-    "bert": "`masked: {shape: bert}`",
-    "t5": "`pretrain.span_corruption`",
 }
 
 
 TRIED = """
 
-## Classes of transformers
+## Decoders of transformers
 
 They work in `pretrain.model.init_from`, `sft`, `dpo`, `rl`, `evaluate`, `chat`, `generate` and `export`, with full
 weights or adapters, on one process or sharded (`engine.parallel.shard`). Not with `reward`, `export.gguf`, `float8`,
@@ -72,6 +72,18 @@ every training; otherwise each document becomes a row of its own, padded to the 
 | `model_type` | class | masks |
 | --- | --- | --- |
 """
+TRIED_ENCODERS = """
+
+## Encoders and encoder-decoders
+
+Trained here are ModernBERT (`pretrain.masked`), BERT (`masked: {shape: bert}`) and T5 1.1 (`pretrain.span_corruption`);
+`init_from` takes these, and others that transformers loads as masked or sequence-to-sequence language models. They work
+in `pretrain`, `evaluate` and `export`, on one process or sharded. What the decoders above say of logits, exports,
+dropout and masks holds for these too, but of masked tokens alone are logits computed.
+
+| `model_type` | class | masks |
+| --- | --- | --- |
+"""
 
 
 def tried(model_type: str) -> str:
@@ -81,21 +93,26 @@ def tried(model_type: str) -> str:
             Path(temporary) / "published",
             Path(temporary) / "exported",
         )
-        theirs = save_tiny_decoder(model_type, published)
-        model = load_model(published)
-        ids = torch.arange(20)[None]
+        save = save_tiny_decoder if model_type in DECODERS else save_tiny_encoder
+        theirs = save(model_type, published)
+        model: Any = load_model(published, kind=None)
+        ids = torch.arange(2, 22)[None]
+        ours, beside = {}, {}
+        if model.shape.kind == "encoder_decoder":
+            ours, beside = {"decoder_ids": ids}, {"decoder_input_ids": ids}
         with torch.no_grad():
             torch.testing.assert_close(
-                model(ids), theirs(ids, use_cache=False).logits, rtol=0, atol=1e-5
+                model(ids, **ours), theirs(ids, **beside).logits, rtol=0, atol=1e-5
             )
-        check_decoder(model, torch.float32)  # type: ignore[arg-type]
-        write_decoder(model, torch.float32, frozenset(), 1 << 30, exported)
+        check_module(model, torch.float32)
+        write_module(model, torch.float32, frozenset(), {}, 1 << 30, exported)
         before, after = (
             load_file(folder / "model.safetensors") for folder in (published, exported)
         )
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
-    masks = "yes" if model.separates_documents else ""  # type: ignore[attr-defined]
+    separates = model.separates_documents and model.reads_positions
+    masks = "yes" if separates else ""
     return f"| `{model_type}` | `{type(model).__name__}` | {masks} |"
 
 
@@ -115,7 +132,9 @@ def reference() -> str:
         OPENING
         + "\n".join(rows)
         + TRIED.format(version=version)
-        + "\n".join(map(tried, TINY))
+        + "\n".join(map(tried, DECODERS))
+        + TRIED_ENCODERS
+        + "\n".join(map(tried, ENCODERS))
     )
 
 

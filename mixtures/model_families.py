@@ -12,9 +12,6 @@ FAMILIES = {
     "mixtral": "Mixtral",
     "qwen3_moe": "Qwen3-MoE",
     "glm": "GLM-4",
-    "modernbert": "ModernBERT",
-    "bert": "BERT",
-    "t5": "T5 1.1",
 }
 """`model_type` of a config.json -> common name of its models."""
 

@@ -14,8 +14,6 @@ import torch
 
 from benchmarks.measuring import Row, row
 from benchmarks.train.small_models import (
-    EOS,
-    PAD,
     hf_step,
     our_step,
     per_second,
@@ -23,10 +21,12 @@ from benchmarks.train.small_models import (
 )
 from benchmarks.train.step import LENGTH, ROWS, SECTION, VOCAB
 from gristmill.mixtures.objectives.token_objectives import Masked
+from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.process_groups import single_process
-from gristmill.train.models.hf_configs import hf_config
-from gristmill.train.models.model_config import Shape, shape_of
+from gristmill.train.models.encoder import new_encoder
+from gristmill.train.models.model_config import TransformersShape
+from gristmill.train.models.transformers_decoder import module_of
 from gristmill.train.objectives.masked_rows import Masking
 from gristmill.train.objectives.prediction_targets import Read
 
@@ -35,7 +35,7 @@ MASK = 2
 
 def rows() -> Iterator[Row]:
     """Measure masking, and a step of ModernBERT."""
-    shape = shape_of(SECTION, VOCAB, LENGTH, encoder=True)
+    shape = encoder_shape(masked={})
     with single_process() as world, tempfile.TemporaryDirectory() as folder:
         packed, layout = ordinary_rows(Path(folder)), masking()
         read = first_rows(packed)
@@ -45,7 +45,9 @@ def rows() -> Iterator[Row]:
             ROWS * LENGTH, world, lambda: layout(read, 0), lambda: collator(examples)
         )
         yield row("masking, vs transformers' collator", ours, peer, "tokens/s")
-        peer_step = hf_step(peer_model(shape), world, lambda: collator(examples))
+        peer_step = hf_step(
+            module_of(shape.config, shape.kind), world, lambda: collator(examples)
+        )
         ours, peer = per_second(
             ROWS * LENGTH,
             world,
@@ -96,10 +98,7 @@ def peer_collator() -> Any:
     )
 
 
-def peer_model(shape: Shape) -> Any:
-    """Return ModernBertForMaskedLM of the same sizes."""
-    from transformers import ModernBertConfig, ModernBertForMaskedLM
-
-    return ModernBertForMaskedLM(
-        ModernBertConfig(**hf_config(shape, "float32", [EOS], PAD))
-    )
+def encoder_shape(**objective: Any) -> TransformersShape:
+    """Return the shape of a model of the sizes of `SECTION` for an objective."""
+    section = Pretrain(steps=1, model=SECTION, **objective)
+    return new_encoder(section, VOCAB, LENGTH)

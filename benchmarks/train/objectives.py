@@ -14,7 +14,12 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import Row, row
-from benchmarks.train.masked import first_rows, masking, ordinary_rows
+from benchmarks.train.masked import (
+    encoder_shape,
+    first_rows,
+    masking,
+    ordinary_rows,
+)
 from benchmarks.train.small_models import (
     EOS,
     PAD,
@@ -32,7 +37,8 @@ from gristmill.mixtures.objectives.span_objectives import (
 from gristmill.mixtures.objectives.token_objectives import PrefixLm
 from gristmill.train.distributed.process_groups import World, single_process
 from gristmill.train.models.hf_configs import hf_config
-from gristmill.train.models.model_config import BERT_FFN, Shape, shape_of
+from gristmill.train.models.model_config import Shape, TransformersShape, shape_of
+from gristmill.train.models.transformers_decoder import module_of
 from gristmill.train.objectives.glm import Blanks, Marks
 from gristmill.train.objectives.prediction_targets import Laid, Layout
 from gristmill.train.objectives.prefix_rows import PrefixCut
@@ -45,9 +51,9 @@ SENTINELS, MODE = 70, 3
 class Comparison(NamedTuple):
     """A model, the layout of its rows, and transformers' step on rows laid out so."""
 
-    shape: Shape
+    shape: Shape | TransformersShape
     layout: Layout
-    peer_step: Callable[[Shape, Laid, World], Action]
+    peer_step: Callable[[Any, Laid, World], Action]
 
 
 def rows() -> Iterator[Row]:
@@ -71,14 +77,8 @@ def comparisons(shape: Shape) -> dict[str, Comparison]:
     """Row name -> what is compared."""
     prefix_lm = replace(shape, prefix_lm=True)
     glm = replace(shape, prefix_lm=True, qkv_bias=True, rotary_share=0.5)
-    t5 = replace(
-        shape, kv_heads=shape.heads, tied_embeddings=False, encoder_decoder=True
-    )
-    bert = replace(
-        shape_of(SECTION, VOCAB, LENGTH, encoder=True),
-        bert=True,
-        ffn_width=BERT_FFN * shape.width,
-    )
+    t5 = encoder_shape(span_corruption={})
+    bert = encoder_shape(masked={"shape": "bert"})
     sentinels = np.arange(VOCAB - SENTINELS, VOCAB)
     modes = tuple(range(MODE, MODE + len(Ul2().denoisers)))
     spans = Corruption(SpanCorruption().denoisers, (), 0, sentinels, EOS, PAD)
@@ -95,16 +95,16 @@ def comparisons(shape: Shape) -> dict[str, Comparison]:
             glm, blanks, decoder_step
         ),
         "span step, vs transformers T5, rows laid out for it": Comparison(
-            t5, spans, t5_step
+            t5, spans, encoder_step
         ),
         "UL2 step, vs transformers T5, rows laid out for it": Comparison(
-            t5, ul2, t5_step
+            t5, ul2, encoder_step
         ),
         "UL2 step of a decoder, vs transformers Llama": Comparison(
             prefix_lm, replace(ul2, joined=True), decoder_step
         ),
         "masked step of a BERT, vs transformers Bert": Comparison(
-            bert, masking(), bert_step
+            bert, masking(), encoder_step
         ),
     }
 
@@ -126,26 +126,10 @@ def decoder_step(shape: Shape, laid: Laid, world: World) -> Action:
     return _step(model, laid, world, attention_mask=mask, shift_labels=targets)
 
 
-def bert_step(shape: Shape, laid: Laid, world: World) -> Action:
-    """Return a step of BertForMaskedLM."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    return _step(
-        BertForMaskedLM(BertConfig(**hf_config(shape, "float32", [EOS], PAD))),
-        laid,
-        world,
-    )
-
-
-def t5_step(shape: Shape, laid: Laid, world: World) -> Action:
-    """Return a step of T5ForConditionalGeneration."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    return _step(
-        T5ForConditionalGeneration(T5Config(**hf_config(shape, "float32", [EOS], PAD))),
-        laid,
-        world,
-    )
+def encoder_step(shape: TransformersShape, laid: Laid, world: World) -> Action:
+    """Return a step of the class of transformers of a shape."""
+    config = {**shape.config, "pad_token_id": PAD, "decoder_start_token_id": PAD}
+    return _step(module_of(config, shape.kind), laid, world)
 
 
 def _step(model: Any, laid: Laid, world: World, **more: torch.Tensor) -> Action:

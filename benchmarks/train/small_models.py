@@ -20,7 +20,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.step import accumulate_gradients
-from gristmill.train.models.model_config import Shape
+from gristmill.train.models.model_config import Shape, TransformersShape
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
@@ -60,7 +60,10 @@ def random_packed_set(
 
 
 def next_token(
-    packed: PackedSet, shape: Shape, device: torch.device, layout: Layout | None = None
+    packed: PackedSet,
+    shape: Shape | TransformersShape,
+    device: torch.device,
+    layout: Layout | None = None,
 ) -> NextToken:
     """Return the objective of pre-training, with tokens of four bytes each."""
     token_bytes = torch.full((shape.vocab_size,), 4.0, device=device)
@@ -112,7 +115,11 @@ def pretrain_section(
 
 
 def our_step(
-    shape: Shape, packed: PackedSet, layout: Layout | None, world: World, rows: int
+    shape: Shape | TransformersShape,
+    packed: PackedSet,
+    layout: Layout | None,
+    world: World,
+    rows: int,
 ) -> Action:
     """Return our step: read and lay out rows, forward, backward, clip, fused AdamW,
     losses by source; sharded.

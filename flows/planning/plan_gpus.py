@@ -243,11 +243,10 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
             f"{session.manifest_file} has no `pretrain:` section; there "
             "is nothing to plan GPUs for"
         )
-    if pretrain.model.use is not None:
+    if pretrain.model.use is not None or pretrain.kind != "decoder":
         raise PlanError(
-            f"{session.manifest_file}: pretrain.model.use names a model of your own, "
-            "whose memory and "
-            "arithmetic are not known; GPUs are planned for the built-in decoder"
+            f"{session.manifest_file}: GPUs are planned for the built-in decoder, and "
+            "pretrain trains a model of your own or of transformers"
         )
     assert manifest.tokenizer is not None  # the manifest requires one for a mixture
     file = manifest.tokenizer.path and as_path(manifest.tokenizer.path)

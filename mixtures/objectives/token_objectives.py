@@ -35,7 +35,7 @@ class Masked(Section):
     added = ("shape",)
 
     shape: Literal["modernbert", "bert"] = "modernbert"
-    """`modernbert`: rotary positions, gated GELU, norms before attention and
+    """Class of a new encoder. `modernbert`: rotary positions, gated GELU, norms before attention and
     feed-forward, no biases (Warner et al. 2024). `bert`: learned positions, GELU, norms
     after residual connections, biases; `model.ffn_width` is 4 `width` if absent (Devlin
     et al. 2019).
@@ -73,6 +73,7 @@ NOT_OF_AN_ENCODER_DECODER: tuple[str, ...] = (
     "rope_scaling",
     "qk_norm",
     "document_mask",
+    "init",
     "mup_base_width",
 )
 """Keys of `pretrain.model` that an encoder-decoder does not have."""
@@ -103,11 +104,20 @@ class PrefixLm(Section):
             )
 
 
-NOT_OF_AN_ENCODER = ("use", "kv_heads", "head_width", "moe", "rope_scaling", "qk_norm")
+NOT_OF_AN_ENCODER = (
+    "use",
+    "kv_heads",
+    "head_width",
+    "moe",
+    "rope_scaling",
+    "qk_norm",
+    "init",
+    "mup_base_width",
+)
 """Keys of `pretrain.model` that an encoder does not have."""
 
 
-NOT_OF_A_BERT = ("rope_theta", "tied_embeddings", "mup_base_width")
+NOT_OF_A_BERT = ("rope_theta", "tied_embeddings")
 """Further keys that an encoder of BERT's shape does not have."""
 
 

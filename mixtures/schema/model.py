@@ -218,8 +218,7 @@ class Model(BuiltInOrOwn):
     init_from: OutsidePath | None = None
     """A folder in Hugging Face's format (config.json, safetensors), or
     `hf://NAME@COMMIT`, whose model is trained further: any causal decoder of the
-    installed transformers, or an encoder of docs/reference/model-families.md. Its
-    config.json decides the shape, and the tokenizer must be its own (`tokenizer: {path:
+    installed transformers, or one of its encoders and encoder-decoders. Its config.json decides the shape, and the tokenizer must be its own (`tokenizer: {path:
     .../tokenizer.json}`); the mixture's row length becomes its context length. Rows
     longer than its sliding window are an error.
     """

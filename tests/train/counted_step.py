@@ -37,7 +37,7 @@ def count_step(model: nn.Module, ids: Tensor) -> tuple[float, float]:
         inside[0] -= 1
 
     handles = []
-    for layer in model.get_submodule("model.layers").children():
+    for layer in model.blocks:
         handles.append(layer.register_forward_pre_hook(enter))
         handles.append(layer.register_forward_hook(leave))
     counter = FlopCounterMode(display=False, custom_mapping=_uncounted())
@@ -54,7 +54,7 @@ def _forward(model: nn.Module, ids: Tensor) -> Tensor:
     beside = {}
     targets = next_tokens(ids)
     shape = model.shape
-    if shape.encoder_decoder:  # type: ignore[union-attr]
+    if shape.kind == "encoder_decoder":  # type: ignore[union-attr]
         targets = ids[:, : max(1, round(ids.shape[1] * DECODED))]
         ids = ids[:, : max(1, round(ids.shape[1] * ENCODED))]
         beside = {"decoder_ids": targets}

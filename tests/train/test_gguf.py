@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from gristmill.tokenize.encoding.llama_cpp_vocabulary import (
 from gristmill.tokenize.encoding.pretokens import LLAMA3
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat
-from gristmill.train.models.gguf_model import GgufError, check_gguf, write_gguf
+from gristmill.train.models.gguf_model import GgufError, write_gguf
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.ollama import go_template, modelfile
 from gristmill.train.models.transformer import Llama
@@ -301,13 +300,6 @@ def test_llama3_rope_scaling_is_rejected_for_qwen(exported: Any) -> None:
     scaling = RopeScaling(kind="llama3", factor=4.0, original_length=32)
     with pytest.raises(GgufError, match=r"qwen3 .*llama3.* linear or yarn"):
         exported(Model(**DENSE, qk_norm=True, rope_scaling=scaling), "f16")
-
-
-def test_encoder_is_rejected() -> None:
-    shape = shape_of(Model(**DENSE), 400, 64)
-    check_gguf(shape)
-    with pytest.raises(GgufError, match=r"llama, .* modernbert"):
-        check_gguf(replace(shape, encoder=True))
 
 
 def test_modelfile_has_weights_stops_and_template(tokenizer_folder: Path) -> None:

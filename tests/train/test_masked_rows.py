@@ -5,7 +5,6 @@ encoders.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.objectives.token_objectives import Masked
-from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import filled_positions
 from gristmill.train.eval.masked_tokens import MEASURED
-from gristmill.train.models.encoder import ModernBert
-from gristmill.train.models.model_config import Shape, shape_of
-from gristmill.train.models.weights import WeightsError, drawn, load_model
+from gristmill.train.models.weights import WeightsError, load_model
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.masked_rows import Masking, NoMaskTokenError, masking_of
 from gristmill.train.objectives.prediction_targets import Read, draws
@@ -314,42 +310,6 @@ def compare_sharded(
     train_on(2, jobs, folder / "job")
     for name in configs:
         assert_same(folder / "two" / name, folder / "alone" / name, 1)
-
-
-def test_encoder_attends_to_the_whole_document_only(inputs: dict[str, Path]) -> None:
-    shape = replace(
-        shape_of(Model.model_validate(ENCODER), 100, 24, encoder=True),
-        document_mask=True,
-    )
-    model = encoder_of(shape)
-    ids = torch.randint(0, 100, (1, 24), generator=torch.Generator().manual_seed(1))
-    positions = torch.tensor([[*range(10), *range(9), *[-1] * 5]])
-    before = model(ids, positions=positions)
-    for place, affected in ((3, range(10)), (12, range(10, 19)), (21, range(19, 24))):
-        changed_ids = ids.clone()
-        changed_ids[0, place] = (changed_ids[0, place] + 1) % 100
-        differs = (model(changed_ids, positions=positions) - before).abs().amax(dim=-1)[
-            0
-        ] > 1e-7
-        assert differs.nonzero().squeeze(1).tolist() == [*affected]
-    alone = model(ids[:, 10:19])
-    torch.testing.assert_close(before[:, 10:19], alone, atol=1e-5, rtol=0)
-    assert shape.parameters == sum(
-        parameter.numel() for parameter in model.parameters()
-    )
-
-
-def encoder_of(shape: Shape) -> ModernBert:
-    """Make an encoder with weights larger than the initial ones, so that a mistake
-    shows.
-    """
-    model, tensor_of = ModernBert(shape), drawn(shape, 3)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(
-                tensor_of(name, parameter.shape) * (8.0 if parameter.ndim > 1 else 1.0)
-            )
-    return model
 
 
 @pytest.mark.slow

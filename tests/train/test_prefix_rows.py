@@ -104,7 +104,7 @@ def test_only_prefixes_are_attended_in_both_directions(
         assert differs.nonzero().squeeze(1).tolist() == [*affected]
     # FlexAttention's mask, used on GPUs, equals the plain one.
     numbers = document_numbers(positions)
-    mask_mod = block_mask(numbers, True, prefix).mask_mod
+    mask_mod = block_mask(numbers, prefix).mask_mod
     pairs = torch.tensor(
         [
             [

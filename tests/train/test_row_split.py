@@ -16,7 +16,6 @@ import torch
 from benchmarks.checkout import ROOT
 from gristmill.core.files import read_json
 from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
-from gristmill.train.distributed.fsdp import split_rows
 from gristmill.train.models.attention import (
     Segments,
     attend,
@@ -157,14 +156,6 @@ def test_mask_of_split_queries_takes_linear_memory() -> None:
     assert sum(saved_bytes.values()) < 4 * (
         2 * 1024 * 8 + 4096 * 8 + 3 * 1024 + 4096 + 1024
     )
-
-
-def test_encoder_cannot_be_row_split(tiny_shape: Shape) -> None:
-    with torch.device("meta"):
-        model = Llama(tiny_shape)
-    model.shape = replace(tiny_shape, encoder=True)
-    with pytest.raises(RowSplitError, match=r"context is 2.* encoder"):
-        split_rows(model, split(0, 2))
 
 
 def test_objective_beyond_single_tokens_is_rejected(tiny_shape: Shape) -> None:

@@ -22,7 +22,7 @@ from gristmill.train.models.hf_configs import UnknownArchitectureError
 from gristmill.train.models.model_config import ShapeError, TransformersShape
 from gristmill.train.models.transformers_decoder import (
     NotCausalError,
-    check_decoder,
+    check_module,
 )
 from gristmill.train.models.weights import (
     WeightsError,
@@ -148,7 +148,7 @@ def test_documents_of_a_row_are_computed_as_if_alone(
 ) -> None:
     save_tiny_decoder(family, tmp_path)
     model: Any = load_model(tmp_path)
-    check_decoder(model, torch.float32)
+    check_module(model, torch.float32)
     assert model.separates_documents == (family in SEPARATED)
     ids = random_ids(1, 30)
     lengths = (3, 12, 9)
@@ -353,7 +353,7 @@ def test_module_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
     model: Any = load_model(tmp_path)
     model.config.is_causal = False
     with pytest.raises(NotCausalError):
-        check_decoder(model, torch.float32)
+        check_module(model, torch.float32)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.model_config import Shape, TransformersShape
 from gristmill.train.models.transformers_decoder import (
     ONE_BY_ONE,
-    TransformersDecoder,
+    TransformersModule,
 )
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.planning.flops import flops_per_token
@@ -102,7 +102,7 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     model.requires_grad_(False)
     targets = lora.targets or get_args(LinearLayer)
     blocks: list[nn.Module] = []
-    if isinstance(model, TransformersDecoder) and not lora.targets:
+    if isinstance(model, TransformersModule) and not lora.targets:
         blocks = model.blocks
     of_blocks = {module for block in blocks for module in block.modules()}
     target_layers = [

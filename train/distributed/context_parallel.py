@@ -56,6 +56,28 @@ class TokenHead:
         """Apply the head to all tokens."""
         return self.function(hidden, matrix, **self.of_tokens)
 
+    @property
+    def places(self) -> Tensor:
+        """Indices of the tokens with a target among all n t, (m,) int64."""
+        targets = self.of_tokens["targets"].flatten()
+        return (targets != IGNORED).nonzero().squeeze(1)
+
+    def at(self, places: Tensor, logits: Tensor) -> Any:
+        """Apply the head to the logits (1, m, v) of some places; values of other tokens
+        are 0.
+        """
+        of_places = {
+            name: values.flatten()[places][None]
+            for name, values in self.of_tokens.items()
+        }
+        n, t = self.of_tokens["targets"].shape
+        return tuple(
+            output.new_zeros(n * t).index_copy(0, places, output[0]).view(n, t)
+            if output.dim()
+            else output
+            for output in self.function(logits, None, **of_places)
+        )
+
 
 @dataclass(frozen=True)
 class RowSplit:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.schema.engine import Compute
 from gristmill.mixtures.schema.pretrain import Precision
-from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
+from gristmill.train.distributed.context_parallel import RowSplit
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.models.model_config import (
@@ -23,7 +23,7 @@ from gristmill.train.models.model_config import (
 )
 from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.own_model import build_own
-from gristmill.train.models.transformers_decoder import check_decoder
+from gristmill.train.models.transformers_decoder import check_module
 from gristmill.train.models.weights import TensorOf, allocate, stored_buffers
 
 
@@ -130,7 +130,7 @@ def sharded_model(
     )
     if isinstance(shape, TransformersShape):
         with evaluating(model):
-            check_decoder(model, dtype)
+            check_module(model, dtype)
     return model
 
 
@@ -156,17 +156,7 @@ def refuse_splits(
 
 
 def split_rows(model: Any, split: RowSplit) -> None:
-    """Split the tokens of each row over the processes, for a decoder.
-
-    Raises:
-        RowSplitError: the model is not a decoder.
-    """
-    shape: Shape = model.shape
-    if shape.encoder or shape.encoder_decoder:
-        raise RowSplitError(
-            f"engine.parallel.context is {split.size}, but an encoder reads whole "
-            "rows; use shard"
-        )
+    """Split the tokens of each row over the processes."""
     model.row_split = split
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):

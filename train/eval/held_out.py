@@ -189,7 +189,7 @@ def held_out_positions(
     """Position of each token in its attention span in a source's held-out rows (int32,
     (n, t)); None for full rows.
     """
-    if not shape.document_mask and not shape.encoder:
+    if not shape.document_mask and shape.kind != "encoder":
         return None
     return held_out_rows(packed, source, shape).positions
 

@@ -62,7 +62,7 @@ def hidden_token_metrics(
     read = held_out_rows(packed, source, model.shape)
     token_bytes = read_token_bytes(tokenizer, next(model.parameters()).device)
     layout: Layout
-    if model.shape.encoder:
+    if model.shape.kind == "encoder":
         kind, tokens_name = "masked", "masked_tokens"
         layout = masking_of(MEASURED, text, seed)
     else:

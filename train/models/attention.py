@@ -52,7 +52,7 @@ class Elsewhere:
 
 
 Visible = Any
-"""None (no mask but `causal`), a bool mask (n, 1, t, s), Segments, FlexAttention's
+"""None (causal), a bool mask (n, 1, t, s), Segments, FlexAttention's
 BlockMask, or Elsewhere.
 """
 
@@ -74,25 +74,22 @@ def document_numbers(positions: Tensor) -> Tensor:
 def see_documents(
     positions: Tensor,
     dense: bool = False,
-    causal: bool = True,
     prefix: Tensor | None = None,
     places: Tensor | None = None,
 ) -> Visible:
-    """Mask of attention within documents, in the fastest form for the device.
+    """Mask of causal attention within documents, in the fastest form for the device.
 
     Args:
         positions: (n, t) of each token within its document, negative for padding.
         dense: return a plain mask, for which compiled code is not recompiled with every
             batch.
-        causal: up to the token itself; otherwise all of its document. Pass the same
-            value to `attend`.
         prefix: (n, t) bool, tokens visible to earlier tokens too (Raffel et al. 2020,
             figure 4); none if absent.
         places: (s,) indices of the queries, in ascending ranges; all tokens if absent.
     """
     numbers = document_numbers(positions)
     if positions.device.type == "cuda":
-        return block_mask(numbers, causal, prefix, places)
+        return block_mask(numbers, prefix, places)
     rows, t = numbers.shape
     if (
         dense
@@ -101,9 +98,8 @@ def see_documents(
     ):
         queries = torch.arange(t, device=numbers.device) if places is None else places
         mask = numbers[:, queries, None] == numbers[:, None, :]
-        if causal:
-            earlier = torch.arange(t, device=numbers.device) <= queries[:, None]
-            mask &= earlier if prefix is None else earlier | prefix[:, None, :]
+        earlier = torch.arange(t, device=numbers.device) <= queries[:, None]
+        mask &= earlier if prefix is None else earlier | prefix[:, None, :]
         return mask.unsqueeze(1)
     ranges = [(0, t)]
     if places is not None:  # their consecutive stretches
@@ -123,7 +119,7 @@ def see_documents(
                 start = max(begin, first)
                 stop = min(end, range_end)
                 if start < stop:
-                    spans.append((stop - start, begin, stop if causal else end))
+                    spans.append((stop - start, begin, stop))
                 begin = end
         spans_of_rows.append(tuple(spans))
     return Segments(tuple(spans_of_rows))
@@ -131,7 +127,6 @@ def see_documents(
 
 def block_mask(
     numbers: Tensor,
-    causal: bool = True,
     prefix: Tensor | None = None,
     places: Tensor | None = None,
 ) -> Visible:
@@ -146,8 +141,6 @@ def block_mask(
     def same_document(row: Tensor, head: Tensor, asks: Tensor, key: Tensor) -> Tensor:
         query = query_indices[asks]
         same = numbers[row, query] == numbers[row, key]
-        if not causal:
-            return same
         return same & (
             query >= key if prefix is None else (query >= key) | prefix[row, key]
         )
@@ -166,16 +159,11 @@ def attend(
     keys: Tensor,
     values: Tensor,
     visible: Visible,
-    causal: bool = True,
-    scale: float | None = None,
 ) -> Tensor:
     """Attention (n, h, t, c) of queries (n, h, t, c) over keys and values (n, k, s, c).
 
     Args:
-        visible: mask of rows or documents, or additive float mask of scores.
-        causal: restrict None and Segments to earlier tokens; masks define this
-            themselves.
-        scale: of the scores, with None or a mask; 1 / sqrt(c) if absent.
+        visible: mask of rows or documents; None and Segments are causal.
     """
     if isinstance(visible, Elsewhere):
         pairs = torch.cat((keys, values), dim=1)
@@ -195,7 +183,7 @@ def attend(
             rows.append(
                 torch.cat(
                     [
-                        _attend_to_end(q, k, v, causal, grouped)
+                        _attend_to_end(q, k, v, grouped)
                         for q, (k, v) in zip(
                             document_queries, document_key_values, strict=True
                         )
@@ -211,9 +199,8 @@ def attend(
                 keys,
                 values,
                 attn_mask=visible,
-                is_causal=causal and visible is None,
+                is_causal=visible is None,
                 enable_gqa=grouped,
-                scale=scale,
             )
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -226,14 +213,14 @@ def attend(
 
 
 def _attend_to_end(
-    queries: Tensor, keys: Tensor, values: Tensor, causal: bool, grouped: bool
+    queries: Tensor, keys: Tensor, values: Tensor, grouped: bool
 ) -> Tensor:
-    """Attention of queries that, if causal, are the last tokens of the keys."""
+    """Causal attention of queries that are the last tokens of the keys."""
     count = queries.shape[2]
     length = keys.shape[2]
-    if not causal or count == length:
+    if count == length:
         return F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=causal, enable_gqa=grouped
+            queries, keys, values, is_causal=True, enable_gqa=grouped
         )
     # Queries are in reverse order, the last one first. Each line of the mask is the
     # line before it shifted by one key, so all lines are views of one vector.

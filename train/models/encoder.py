@@ -1,11 +1,7 @@
-"""Encoders and the encoder-decoder, of the layers of transformers: BERT (Devlin et al.
-2019), ModernBERT (Warner et al. 2024) with full attention in every layer, and T5 v1.1
-(Raffel et al. 2020; Shazeer 2020).
+"""Encoders and encoder-decoders of transformers, such as BERT (Devlin et al. 2019),
+ModernBERT (Warner et al. 2024) and T5 (Raffel et al. 2020), and models of any shape.
 
-Attention and masks are those of attention.py. Models are called like the decoder (see
-`transformer.Llama`); `hf_encoder_configs` has their names in transformers. Shapes are
-those of transformer.py; s encoded tokens, t decoded tokens. transformers is imported
-when one is built.
+Shapes are those of transformer.py; s encoded tokens, t decoded tokens.
 """
 
 from __future__ import annotations
@@ -14,138 +10,46 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from gristmill.train.models.attention import Visible, attend, see_documents
-from gristmill.train.models.hf_configs import hf_config
+from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.train.distributed.context_parallel import TokenHead
+from gristmill.train.models.attention import document_numbers
 from gristmill.train.models.model_config import (
-    BUCKETS,
-    MOST_DISTANCE,
+    BERT_FFN,
+    Kind,
     Shape,
     TransformersShape,
 )
-from gristmill.train.models.rope import rotary_table
-from gristmill.train.models.transformer import (
-    Cache,
-    Head,
-    Llama,
-    RMSNorm,
-    ShapedModel,
-    logits_head,
-)
+from gristmill.train.models.transformer import Head, Llama, logits_head
 from gristmill.train.models.transformers_decoder import (
+    UNLIMITED_CONTEXT,
+    Documents,
     TransformersDecoder,
-    build_decoder,
+    TransformersModule,
+    build_module,
+    documents_as_rows,
+    module_shape,
 )
 
-ATTENTION = "gristmill"
-"""Name of `hf_attention` in transformers."""
+SPECIAL_IDS = ("bos", "eos", "pad", "cls", "sep")
+"""Tokens with an id in a config.json."""
 
 
-def hf_attention(
-    module: nn.Module,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Visible,
-    scaling: float,
-    position_bias: Tensor | None = None,
-    **unused: Any,
-) -> tuple[Tensor, None]:
-    """Attention function of transformers: queries (n, h, t, c) -> (n, t, h, c).
-
-    T5's layers pass a mask that is added to scores, or a bool mask, as `position_bias`.
-    """
-    if position_bias is not None:
-        visible = position_bias
-    mixed = attend(queries, keys, values, visible, causal=False, scale=scaling)
-    return mixed.transpose(1, 2), None
-
-
-def layer_config(shape: Shape, **settings: Any) -> Any:
-    """Configuration of the layers of a shape in transformers."""
-    from transformers import AttentionInterface, AutoConfig
-
-    AttentionInterface.register(ATTENTION, hf_attention)
-    padded = replace(shape, vocab_size=shape.padded_vocab_size)
-    config = AutoConfig.for_model(
-        **hf_config(padded, "float32", [0], 0),
-        **settings,
-        attn_implementation=ATTENTION,
-    )
-    # The embedding of padding would get no gradient.
-    config.pad_token_id = None
-    return config
-
-
-class BertStack(nn.Module):
-    """Embeddings and layers of BERT. All tokens have type 0; the embedding of type 1 is
-    initialised for fine-tuning.
-    """
-
-    def __init__(self, config: Any) -> None:
-        from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer
-
-        super().__init__()
-        self.embeddings = BertEmbeddings(config)
-        # `forward` passes positions and types, and buffers have no values on "meta".
-        del self.embeddings.position_ids, self.embeddings.token_type_ids
-        self.layers = nn.ModuleList(
-            BertLayer(config) for _ in range(config.num_hidden_layers)
-        )
-
-    def forward(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
-        """Ids (n, t) at places (n or 1, t) -> hidden states (n, t, d)."""
-        types = torch.zeros_like(places)
-        hidden = self.embeddings(ids, position_ids=places, token_type_ids=types)
-        for layer in self.layers:
-            hidden = layer(hidden, visible)
-        return hidden
-
-
-class ModernBertStack(nn.Module):
-    """Embeddings, layers and final norm of ModernBERT."""
-
-    def __init__(self, config: Any, shape: Shape) -> None:
-        from transformers.models.modernbert.modeling_modernbert import (
-            ModernBertEmbeddings,
-            ModernBertEncoderLayer,
-        )
-
-        super().__init__()
-        self.shape = shape
-        self.embeddings = ModernBertEmbeddings(config)
-        self.layers = nn.ModuleList(
-            ModernBertEncoderLayer(config, number) for number in range(shape.layers)
-        )
-        self.final_norm = nn.LayerNorm(shape.width, eps=shape.norm_eps, bias=False)
-
-    def forward(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
-        """Ids (n, t) at places (n or 1, t) -> normalised hidden states (n, t, d)."""
-        hidden = self.embeddings(ids)
-        cosines, sines = rotary_table(
-            places, self.shape.head_width, self.shape.rope_theta
-        )
-        rotary = (cosines.to(hidden.dtype), sines.to(hidden.dtype))
-        for layer in self.layers:
-            hidden = layer(hidden, visible, rotary)
-        return self.final_norm(hidden)
-
-
-class Encoder(ShapedModel):
+class Encoder(TransformersModule):
     """Masked language model, whose logits predict the token at their own place."""
 
     def forward(
         self,
         ids: Tensor,
         head: Head = logits_head,
-        cache: Cache | None = None,
+        cache: None = None,
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """Run the model and apply a head to its last hidden states; see
-        `Llama.forward`.
+        """Apply a head to the logits (n, t, v), which replace hidden states, without a
+        matrix; see `Llama.forward`. For a `TokenHead`, they are computed of the tokens
+        with a target alone.
 
         Args:
             ids, head: see `Llama.forward`.
@@ -157,193 +61,73 @@ class Encoder(ShapedModel):
             trained: ignored, as there are no experts.
 
         Raises:
-            ValueError: a cache is given, or a row, or a document, exceeds the number of
-                learned positions.
+            ValueError: a cache is given.
         """
         if cache is not None:
             raise ValueError("an encoder fills in masked tokens and cannot write text")
-        if self.shape.bert and ids.shape[1] > self.shape.sequence_length:
-            raise ValueError(
-                f"a row of {ids.shape[1]} tokens is longer than the "
-                f"{self.shape.sequence_length} positions that this encoder has"
-            )
-        places = torch.arange(ids.shape[1], device=ids.device)[None]
-        visible: Visible = None
-        if positions is not None:
-            visible = see_documents(positions, dense=self.is_compiled, causal=False)
-            places = positions.clamp(min=0)
-        return self.predict(self.model(ids, places, visible), head)
+        inputs: dict[str, Any] = {"input_ids": ids}
+        documents: Documents | None = None
+        if positions is not None and not self.separates_documents:
+            documents = documents_as_rows(ids, positions)
+            inputs = {"input_ids": documents.ids, "attention_mask": documents.mask}
+        elif positions is not None:
+            inputs["position_ids"] = positions.clamp(min=0)
+            inputs["attention_mask"] = self._document_mask(positions)
+        places = head.places if isinstance(head, TokenHead) else None
 
-    def predict(self, hidden: Tensor, head: Head) -> Any:
-        """Apply a head to the transform of hidden states (n, t, d)."""
-        raise NotImplementedError
+        def arrange(module: Any, arguments: Any, output: Any) -> Any:
+            hidden = output.last_hidden_state
+            if documents is not None:
+                hidden = hidden[documents.rows, documents.places]
+            if places is not None:
+                hidden = hidden.flatten(0, 1)[places][None]
+            output.last_hidden_state = hidden
+            return output
 
+        # The output layers, as wide as the vocabulary, follow the base model.
+        base_model: Any = self.base_model
+        handle = base_model.register_forward_hook(arrange)
+        try:
+            logits = self.output(**inputs).logits
+        finally:
+            handle.remove()
+        if isinstance(head, TokenHead):
+            return head.at(head.places, logits)
+        return head(logits, None)
 
-class ModernBert(Encoder):
-    """ModernBERT, with the names of transformers' ModernBertForMaskedLM."""
-
-    def __init__(self, shape: Shape) -> None:
-        from transformers.models.modernbert.modeling_modernbert import (
-            ModernBertPredictionHead,
-        )
-
-        config = layer_config(shape)
-        super().__init__(shape, ModernBertStack(config, shape))
-        self.head = ModernBertPredictionHead(config)
-        if not shape.tied_embeddings:
-            self.decoder = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
-
-    def predict(self, hidden: Tensor, head: Head) -> Any:
-        """Apply a head to the transform of hidden states (n, t, d)."""
-        matrix: Tensor = (
-            self.model.embeddings.tok_embeddings
-            if self.shape.tied_embeddings
-            else self.decoder
-        ).weight
-        return head(self.head(hidden), matrix[: self.shape.vocab_size])
-
-
-class Bert(Encoder):
-    """BERT, whose output matrix is the embedding."""
-
-    def __init__(self, shape: Shape) -> None:
-        from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
-
-        config = layer_config(shape)
-        super().__init__(shape, BertStack(config))
-        self.head = BertPredictionHeadTransform(config)
-        self.output_bias = nn.Parameter(torch.empty(shape.padded_vocab_size))
-
-    def predict(self, hidden: Tensor, head: Head) -> Any:
-        """Apply a head to the transform of hidden states (n, t, d)."""
-        # Heads take no bias: biases are an extra column of the matrix, multiplied by a
-        # channel of ones.
-        matrix = torch.cat(
-            (self.model.embeddings.word_embeddings.weight, self.output_bias[:, None]),
-            dim=1,
-        )
-        transformed = F.pad(self.head(hidden), (0, 1), value=1.0)
-        return head(transformed, matrix[: self.shape.vocab_size])
-
-
-class RelativeBias(nn.Module):
-    """Bias of a head's scores by the distance of two tokens."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(BUCKETS, shape.heads))
-
-    def forward(self, length: int, both_ways: bool) -> Tensor:
-        """(1, h, length, length)."""
-        from transformers.models.t5.modeling_t5 import T5Attention
-
-        places = torch.arange(length, device=self.weight.device)
-        buckets = T5Attention._relative_position_bucket(
-            places - places[:, None], both_ways, BUCKETS, MOST_DISTANCE
-        )
-        return F.embedding(buckets, self.weight).permute(2, 0, 1)[None]
-
-
-class T5Layer(nn.Module):
-    """Layer of T5's encoder or decoder, which attends to encoded tokens too."""
-
-    def __init__(self, config: Any, number: int) -> None:
-        from transformers.models.t5.modeling_t5 import T5Block
-
-        super().__init__()
-        self.block = T5Block(config, layer_idx=number)
-
-    def forward(
-        self,
-        x: Tensor,
-        visible: Tensor,
-        encoded: Tensor | None = None,
-        real: Tensor | None = None,
-    ) -> Tensor:
-        """(n, t, d) -> (n, t, d).
-
-        Args:
-            x: hidden states.
-            visible: (n or 1, h, t, t), added to scores.
-            encoded: (n, s, d), in the decoder.
-            real: (n, 1, t, s) bool, true for encoded tokens that are not padding.
+    def _document_mask(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        """Mask of attention within documents, (n, 1, t, t) bool; by kind of layer if some
+        attend to a window.
         """
-        hidden, *_ = self.block(x, None, visible, encoded, None, real)
-        return hidden
+        numbers = document_numbers(positions)[:, None]
+        mask = numbers[..., None] == numbers[..., None, :]
+        config: Any = self.config
+        if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+            return mask
+        places = torch.arange(positions.shape[1], device=positions.device)
+        is_near = (places - places[:, None]).abs() <= config.sliding_window
+        return {"full_attention": mask, "sliding_attention": mask & is_near}
 
 
-class T5Stacks(nn.Module):
-    """Embedding, the layers of the encoder followed by those of the decoder, and the
-    norm of each.
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
-        self.encoder_bias = RelativeBias(shape)
-        self.decoder_bias = RelativeBias(shape)
-        self.layers = nn.ModuleList(
-            T5Layer(layer_config(shape, is_decoder=of_decoder), number)
-            for of_decoder in (False, True)
-            for number in range(shape.layers)
-        )
-        self.encoder_norm = RMSNorm(shape.width, shape.norm_eps)
-        self.norm = RMSNorm(shape.width, shape.norm_eps)
-
-    def forward(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor) -> Tensor:
-        """Ids (n, s) and (n, t) -> normalised hidden states (n, t, d); `is_real` (n, s)
-        is false for padding.
-        """
-        encoded = self.embed_tokens(ids)
-        hidden = self.embed_tokens(decoder_ids)
-        t = decoder_ids.shape[1]
-        real = is_real[:, None, None, :]
-        encoder_bias = (
-            self.encoder_bias(ids.shape[1], both_ways=True)
-            .to(encoded.dtype)
-            .masked_fill(~real, -torch.inf)
-        )
-        is_later = torch.ones(t, t, dtype=torch.bool, device=ids.device).triu(1)
-        decoder_bias = (
-            self.decoder_bias(t, both_ways=False)
-            .to(hidden.dtype)
-            .masked_fill(is_later, -torch.inf)
-        )
-        real = real.expand(-1, -1, t, -1)
-        middle = len(self.layers) // 2
-        for layer in self.layers[:middle]:
-            encoded = layer(encoded, encoder_bias)
-        encoded = self.encoder_norm(encoded)
-        for layer in self.layers[middle:]:
-            hidden = layer(hidden, decoder_bias, encoded, real)
-        return self.norm(hidden)
-
-
-class EncoderDecoder(ShapedModel):
-    """T5 v1.1. Scores are not scaled by the root of the head width, and input and output
-    do not share a matrix.
-    """
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, T5Stacks(shape))
-        self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
+class EncoderDecoder(TransformersModule):
+    """Model that encodes a text and decodes another."""
 
     def forward(
         self,
         ids: Tensor,
         head: Head = logits_head,
-        cache: Cache | None = None,
+        cache: None = None,
         positions: Tensor | None = None,
         trained: Tensor | None = None,
         decoder_ids: Tensor | None = None,
     ) -> Any:
-        """Run the model and apply a head to the decoder's last hidden states; see
-        `Llama.forward`.
+        """Apply a head to the decoder's logits (n, t, v), which replace hidden states,
+        without a matrix; see `Llama.forward`.
 
         Args:
             ids: (n, s) int64, inputs of the encoder.
             head: see `Llama.forward`.
-            cache: must be None: generation is not supported.
+            cache: must be None.
             positions: (n, s), negative for padding, which no token attends to; no
                 padding without them.
             trained: ignored, as there are no experts.
@@ -353,21 +137,84 @@ class EncoderDecoder(ShapedModel):
             raise ValueError(
                 "an encoder-decoder fills in hidden spans and cannot continue a text"
             )
-        is_real = ids >= 0 if positions is None else positions >= 0
-        hidden = self.model(ids, decoder_ids, is_real)
-        return head(hidden, self.lm_head.weight[: self.shape.vocab_size])
+        output = self.output(
+            input_ids=ids,
+            attention_mask=None if positions is None else positions >= 0,
+            decoder_input_ids=decoder_ids,
+            use_cache=False,
+        )
+        return head(output.logits, None)
 
 
-def model_of(
-    shape: Shape | TransformersShape,
-) -> Llama | Encoder | EncoderDecoder | TransformersDecoder:
+BASES: dict[Kind, type[TransformersModule]] = {
+    "decoder": TransformersDecoder,
+    "encoder": Encoder,
+    "encoder_decoder": EncoderDecoder,
+}
+"""Calling convention of a kind of model."""
+
+
+def model_of(shape: Shape | TransformersShape) -> Llama | TransformersModule:
     """Construct the model of a shape; inside `torch.device("meta")` its parameters have
     no memory.
     """
     if isinstance(shape, TransformersShape):
-        return build_decoder(shape)
-    if shape.encoder:
-        return Bert(shape) if shape.bert else ModernBert(shape)
-    if shape.encoder_decoder:
-        return EncoderDecoder(shape)
+        return build_module(shape, BASES[shape.kind])
     return Llama(shape)
+
+
+def new_encoder(section: Pretrain, vocab_size: int, length: int) -> TransformersShape:
+    """Shape of a new encoder or encoder-decoder for rows of a length, from its sizes
+    and objective.
+    """
+    model = section.model
+    no_ids = {f"{name}_token_id": None for name in SPECIAL_IDS}
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": model.width,
+        "intermediate_size": model.feed_forward_width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "max_position_embeddings": length,
+        "tie_word_embeddings": model.tied_embeddings,
+    }
+    if section.masked is None:
+        config = {
+            "architectures": ["T5ForConditionalGeneration"],
+            "model_type": "t5",
+            "vocab_size": vocab_size,
+            "d_model": model.width,
+            "d_kv": model.head_width or model.width // model.heads,
+            "d_ff": model.feed_forward_width,
+            "num_layers": model.layers,
+            "num_heads": model.heads,
+            "layer_norm_epsilon": model.norm_eps,
+            "dropout_rate": 0.0,
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+            "decoder_start_token_id": None,
+        }
+    elif section.masked.shape == "bert":
+        config = {
+            **sizes,
+            "architectures": ["BertForMaskedLM"],
+            "model_type": "bert",
+            "intermediate_size": model.ffn_width or BERT_FFN * model.width,
+            "layer_norm_eps": model.norm_eps,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        }
+    else:
+        rope = {"rope_type": "default", "rope_theta": model.rope_theta}
+        config = {
+            **sizes,
+            "architectures": ["ModernBertForMaskedLM"],
+            "model_type": "modernbert",
+            "max_position_embeddings": max(length, UNLIMITED_CONTEXT),
+            "norm_eps": model.norm_eps,
+            "layer_types": ["full_attention"] * model.layers,
+            "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
+            "decoder_bias": False,
+        }
+    shape = module_shape({**config, **no_ids}, {})
+    return replace(shape, sequence_length=length, document_mask=model.document_mask)

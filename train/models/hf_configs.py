@@ -10,28 +10,25 @@ from torch import Tensor
 
 from gristmill.mixtures.model_families import describe_families
 from gristmill.mixtures.schema.model import RopeScaling
-from gristmill.train.models.hf_encoder_configs import (
-    BERT,
-    ENCODER,
-    ENCODER_DECODER,
-    SIZES,
-    bert_config,
-    bert_name,
-    bert_shape,
-    encoder_config,
-    encoder_differences,
-    encoder_shape,
-    refuse_differences,
-    require_sizes,
-    sizes_to_hf,
-    t5_config,
-    t5_name,
-    t5_shape,
+from gristmill.train.models.model_config import (
+    ConfigJson,
+    Published,
+    Shape,
+    ShapeError,
 )
-from gristmill.train.models.model_config import ConfigJson, Published, Shape
 from gristmill.train.models.model_config import (
     UnknownArchitectureError as UnknownArchitectureError,
 )
+
+SIZES = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "ffn_width": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "sequence_length": "max_position_embeddings",
+}
+"""Our sizes -> their keys in a config.json."""
 
 EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp)\.experts\.(gate_up_proj|down_proj)")
 ROUTER = re.compile(r"(model\.layers\.\d+\.mlp)\.gate\.weight")
@@ -91,9 +88,6 @@ ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     GLM: "GlmForCausalLM",
-    ENCODER: "ModernBertForMaskedLM",
-    BERT: "BertForMaskedLM",
-    ENCODER_DECODER: "T5ForConditionalGeneration",
 }
 
 
@@ -108,25 +102,18 @@ def shape_from_hf(config: ConfigJson) -> Shape:
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(
             f"config.json: model_type {family!r} is neither computed here (these are: "
-            f"{describe_families()}) nor a causal decoder of the installed "
+            f"{describe_families()}) nor a language model of the installed "
             "transformers; code of the folder (auto_map) is never run"
         )
-    if family in (ENCODER_DECODER, BERT):
-        return t5_shape(config) if family == ENCODER_DECODER else bert_shape(config)
-    require_sizes(
-        config,
-        family,
-        *(name for name in SIZES.values() if name != "intermediate_size"),
-        "norm_eps" if family == ENCODER else "rms_norm_eps",
-    )
-    refuse_differences(
-        "a model that this decoder cannot run",
-        encoder_differences(config)
-        if family == ENCODER
-        else _differences(family, config),
-    )
-    if family == ENCODER:
-        return encoder_shape(config)
+    sizes = {*SIZES.values(), "rms_norm_eps"} - {"intermediate_size"}
+    if missing := sorted(name for name in sizes if config.get(name) is None):
+        raise ShapeError(f"config.json of a {family} has no {', '.join(missing)}")
+    differences = _differences(family, config)
+    if different := [name for name, differs in differences.items() if differs]:
+        raise UnknownArchitectureError(
+            "config.json is of a model that this decoder cannot run: it computes "
+            f"something else under {', '.join(different)}"
+        )
     heads = int(config["num_attention_heads"])
     experts = 0
     if family in EXPERT_NAMES:
@@ -257,8 +244,6 @@ def _rope(config: ConfigJson) -> tuple[float, RopeScaling | None]:
 
 def family_of(shape: Shape) -> str:
     """model_type of a shape in transformers."""
-    if shape.kind != "decoder":
-        return BERT if shape.bert else ENCODER if shape.encoder else ENCODER_DECODER
     if shape.experts:
         return "qwen3_moe" if shape.qk_norm else "mixtral"
     if shape.rotary_share != 1.0:
@@ -283,13 +268,6 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
     earlier versions and other engines read `rope_theta` and `rope_scaling`.
     """
     family = family_of(shape)
-    config_functions = {
-        ENCODER: encoder_config,
-        BERT: bert_config,
-        ENCODER_DECODER: t5_config,
-    }
-    if family in config_functions:
-        return config_functions[family](shape, dtype, eos, pad)
     rope = _rope_to_hf(shape)
     scaling = {
         "rope_scaling": {
@@ -315,7 +293,7 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
     return {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
-        **sizes_to_hf(shape),
+        **{theirs: getattr(shape, ours) for ours, theirs in SIZES.items()},
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_width,
         "hidden_act": "silu",
@@ -362,10 +340,6 @@ def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
     A single list of a single name is the tensor itself, or contains it (see
     `part_of_hf`).
     """
-    if family in (ENCODER_DECODER, BERT):
-        return [
-            [t5_name(name, shape) if family == ENCODER_DECODER else bert_name(name)]
-        ]
     if family == GLM and (fused := FUSED.fullmatch(name)):
         return [[f"{fused[1]}gate_up_proj.weight"]]
     if family not in EXPERT_NAMES:

@@ -20,53 +20,15 @@ CUT = 3.0
 """Truncation of normal distributions by `llama` and `mitchell`, in standard
 deviations.
 """
-RESIDUAL_OUTPUTS = (
-    "o_proj.weight",
-    "down_proj.weight",
-    "experts.down_proj",
-    "Wo.weight",
-)
-UP_PROJECTIONS = (".up_proj.weight", ".Wi.weight")
-QUERIES = ".q_proj.weight"
-"""Scaled down by the root of the head width in an encoder-decoder, which does not scale
-scores.
-
-Source: T5's code, mesh_tensorflow/transformer/attention.py.
-"""
-EMBEDDINGS = (
-    "model.embed_tokens.weight",
-    "model.embeddings.tok_embeddings.weight",
-    "model.embeddings.word_embeddings.weight",
-)
-HEADS = ("lm_head.weight", "decoder.weight")
-VOCABULARY_TENSORS = (*EMBEDDINGS, *HEADS, "output_bias")
-"""Tensors with a row or number per id; the last ids may be padding."""
+RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
+UP_PROJECTION = ".up_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+VOCABULARY_TENSORS = (EMBEDDING, HEAD)
+"""Tensors with a row per id; the last ids may be padding."""
 FINAL_NORM = "model.norm.weight"
 LAYERS = "layers."
 """Substring of the names of parameters in layers."""
-DECODER_NAMES = {
-    ".embeddings.word_embeddings.": ".embed_tokens.",
-    ".embeddings.position_embeddings.": ".embed_positions.",
-    ".embeddings.token_type_embeddings.": ".embed_types.",
-    ".attention.self.query.": ".self_attn.q_proj.",
-    ".attention.self.key.": ".self_attn.k_proj.",
-    ".attention.self.value.": ".self_attn.v_proj.",
-    ".attention.output.dense.": ".self_attn.o_proj.",
-    ".intermediate.dense.": ".mlp.up_proj.",
-    ".output.dense.": ".mlp.down_proj.",
-    ".block.layer.0.SelfAttention.": ".self_attn.",
-    ".block.layer.1.EncDecAttention.": ".cross_attn.",
-    ".block.layer.1.DenseReluDense.": ".mlp.",
-    ".block.layer.2.DenseReluDense.": ".mlp.",
-    ".q.": ".q_proj.",
-    ".k.": ".k_proj.",
-    ".v.": ".v_proj.",
-    ".o.": ".o_proj.",
-    ".wi_0.": ".gate_proj.",
-    ".wi_1.": ".up_proj.",
-    ".wo.": ".down_proj.",
-}
-"""Matrices of BERT, then of T5 -> those of the decoder that they correspond to."""
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
@@ -83,7 +45,7 @@ def initial_tensor(
     mup_base_width: int | None = None,
 ) -> Tensor:
     """Initial value of a parameter: ones for norms, zeros for biases, matrices by the
-    scheme `init` and the name of the corresponding matrix of the decoder.
+    scheme `init` and their names.
 
     With a base width, standard deviations of matrices in the layers scale with 1 /
     sqrt(width), and the gain of the final norm with 1 / width: the output multiplier of
@@ -94,14 +56,10 @@ def initial_tensor(
     if len(size) < 2:
         vector = torch.zeros(size) if name.endswith("bias") else torch.ones(size)
         return vector * narrowing if name == FINAL_NORM else vector
-    for part, in_decoder in DECODER_NAMES.items():
-        name = name.replace(part, in_decoder)
     generator = generator_of(seed, name)
     deviation, cut = _deviation(init, name, size, shape)
     if name not in VOCABULARY_TENSORS:
         deviation *= math.sqrt(narrowing)
-    if shape.encoder_decoder and name.endswith(QUERIES):
-        deviation /= math.sqrt(shape.head_width)
     if cut is None:
         return torch.empty(size).normal_(0.0, deviation, generator=generator)
     edge = cut * deviation
@@ -128,11 +86,11 @@ def _deviation(
         case "llama":
             # torchtitan, models/llama3, which also scales the up projection by depth.
             # With a tied embedding, logits would start with a deviation of sqrt(width).
-            if name in HEADS or (name in EMBEDDINGS and shape.tied_embeddings):
+            if name == HEAD or (name == EMBEDDING and shape.tied_embeddings):
                 return 1 / width_scale, CUT
-            if name in EMBEDDINGS:
+            if name == EMBEDDING:
                 return 1.0, None
-            is_scaled = is_residual or name.endswith(UP_PROJECTIONS)
+            is_scaled = is_residual or name.endswith(UP_PROJECTION)
             return INIT_STD / (depth_scale if is_scaled else 1.0), None
         case "neox":
             # GPT-NeoX, megatron/model/init_functions.py: small_init, and wang_init at

@@ -32,10 +32,6 @@ before its weights are read.
 """
 
 
-BUCKETS = 32
-"""Distance buckets of an encoder-decoder (Raffel et al. 2020, section 2.1)."""
-MOST_DISTANCE = 128
-"""Distance from which all distances share a bucket (same section)."""
 ENCODED, DECODED = 0.9, 0.2
 """Encoded and decoded tokens of an encoder-decoder per token of a row, for counting
 FLOPs.
@@ -43,8 +39,6 @@ FLOPs.
 15 % of the tokens are hidden in spans of 3 on average, each with a sentinel on both
 sides. Other objectives are counted with the same numbers.
 """
-TOKEN_TYPES = 2
-"""Token types of BERT: first and second text (Devlin et al. 2019, section 3)."""
 BERT_FFN = 4
 """Ratio of BERT's feed-forward width to its width (section 3)."""
 CHUNKS = 2
@@ -52,7 +46,7 @@ CHUNKS = 2
 OWN = "own"
 """Key of config.json for the code and options of a user's model."""
 TRANSFORMERS = "transformers"
-"""Key of config.json for the shape of a decoder of transformers."""
+"""Key of config.json for the shape of a module of transformers."""
 ConfigJson = Mapping[str, Any]
 """Content of a config.json, ours or of transformers."""
 
@@ -87,7 +81,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes and options of a decoder, encoder or encoder-decoder.
+    """Sizes and options of a decoder.
 
     Attributes:
         layers, width, heads, kv_heads, head_width, ffn_width: see
@@ -106,11 +100,6 @@ class Shape:
         load_balancing: weight of the load-balancing loss.
         norm_topk_prob: true if the weights of a token's experts are divided by their
             sum (Mixtral, most of Qwen3-MoE).
-        encoder: true for bidirectional attention and prediction of masked tokens (see
-            models.encoder).
-        bert: true if an encoder is BERT's (see models.encoder), not ModernBERT's.
-        encoder_decoder: true if a decoder beside an encoder, with `layers` each,
-            predicts hidden spans (see models.encoder).
         prefix_lm: true if tokens of a prompt attend to each other in both directions
             (see objectives.prefix_rows).
         published: settings of a model that was trained elsewhere.
@@ -136,12 +125,10 @@ class Shape:
     experts: int = 0
     experts_per_token: int = 0
     load_balancing: float = 0.0
-    encoder: bool = False
     prefix_lm: bool = False
-    encoder_decoder: bool = False
-    bert: bool = False
     norm_topk_prob: bool = True
     published: Published | None = field(default=None, compare=False)
+    kind: ClassVar[Kind] = "decoder"
 
     def __post_init__(self) -> None:
         window = None if self.published is None else self.published.sliding_window
@@ -173,100 +160,44 @@ class Shape:
 
         Of the experts only those that a token is routed to, and the router.
         """
-        if self.encoder_decoder:
-            return round(
-                ENCODED * self._stack(decoder=False)
-                + DECODED
-                * (self._stack(decoder=True) + self.padded_vocab_size * self.width)
-            )
         return self._matrices(self.experts_per_token)
 
     @property
     def parameters(self) -> int:
         """Number of weights."""
-        if self.encoder_decoder:
-            vectors = (
-                self.layers * 5 * self.width + 2 * self.width + 2 * BUCKETS * self.heads
-            )
-            return (
-                sum(map(self._stack, (False, True)))
-                + vectors
-                + 2 * self.padded_vocab_size * self.width
-            )
-        if self.bert:
-            # Biases and norms, within the layers and outside.
-            vectors = (
-                self.layers * (9 * self.width + self.ffn_width)
-                + 5 * self.width
-                + self.padded_vocab_size
-            )
-            return (
-                self._matrices(0)
-                + vectors
-                + (self.sequence_length + TOKEN_TYPES) * self.width
-            )
         lookup = 0 if self.tied_embeddings else self.padded_vocab_size * self.width
         kv_width = self.kv_heads * self.head_width
         biases = (self.attention_width + 2 * kv_width) * self.qkv_bias
         vectors = 2 * self.width + 2 * self.head_width * self.qk_norm + biases
-        # An encoder has norms in its embeddings and prediction head, and one norm less
-        # in its first layer.
-        norms = self.width * (2 if self.encoder else 1)
-        return self._matrices(self.experts) + lookup + self.layers * vectors + norms
+        return (
+            self._matrices(self.experts) + lookup + self.layers * vectors + self.width
+        )
 
     def flops_per_token(self, length: int) -> int:
         """FLOPs of forward and backward pass per token, including attention (PaLM,
         appendix B).
         """
-        if self.encoder_decoder:
-            # Encoded tokens attend to encoded tokens, decoded tokens to both.
-            pairs = (ENCODED * ENCODED + DECODED * (DECODED + ENCODED)) * length
-            return 6 * self.matrix_parameters + round(
-                12 * self.layers * self.attention_width * pairs
-            )
         return (
             6 * self.matrix_parameters
             + 12 * self.layers * self.attention_width * length
         )
 
     @property
-    def kind(self) -> Kind:
-        """Kind of prediction: next token (decoder), masked tokens (encoder), or hidden
-        spans (encoder-decoder).
-        """
-        return (
-            "encoder"
-            if self.encoder
-            else "encoder_decoder"
-            if self.encoder_decoder
-            else "decoder"
-        )
-
-    @property
     def is_plain_decoder(self) -> bool:
         """True if tensor parallelism supports its forward pass."""
-        return not (self.encoder or self.encoder_decoder or self.prefix_lm)
-
-    def _stack(self, decoder: bool) -> int:
-        """Weights of all matrices in the layers of one side of an encoder-decoder."""
-        attention = 4 * self.width * self.attention_width
-        return self.layers * (
-            (2 if decoder else 1) * attention + 3 * self.width * self.ffn_width
-        )
+        return not self.prefix_lm
 
     def _matrices(self, experts: int) -> int:
         """Weights of all matrices with this number of experts per block (0 if
         dense).
         """
         attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
-        matrices = (2 if self.bert else 3) * max(experts, 1)
         feed_forward = (
-            matrices * self.width * self.ffn_width + self.width * self.experts
+            3 * max(experts, 1) * self.width * self.ffn_width
+            + self.width * self.experts
         )
-        prediction = self.width**2 * self.encoder
         return (
             self.layers * (attention + feed_forward)
-            + prediction
             + self.padded_vocab_size * self.width
         )
 
@@ -291,10 +222,8 @@ class ForeignShape:
     layers: int = 0
     attention_width: int = 0
     experts: ClassVar[int] = 0
-    kind: ClassVar[Kind] = "decoder"
-    encoder: ClassVar[bool] = False
+    kind: Kind = "decoder"
     prefix_lm: ClassVar[bool] = False
-    encoder_decoder: ClassVar[bool] = False
 
     @property
     def matrix_parameters(self) -> int:
@@ -328,13 +257,14 @@ class OwnShape(ForeignShape):
 
 @dataclass(frozen=True)
 class TransformersShape(ForeignShape):
-    """Sizes of a decoder of transformers (see `ForeignShape`).
+    """Sizes of a module of transformers (see `ForeignShape`).
 
     Attributes:
+        kind: of its prediction.
         config: content of its config.json.
         generation: content of its generation_config.json.
         context: maximum row length that its config.json allows; None if any.
-        embedded: weights that are looked up and not multiplied.
+        multiplied: weights that every token is multiplied by, of experts all; of an encoder-decoder weighted by `ENCODED` and `DECODED`.
     """
 
     config: dict[str, Any]
@@ -343,10 +273,11 @@ class TransformersShape(ForeignShape):
     sequence_length: int
     context: int | None
     parameters: int
-    embedded: int
+    multiplied: int
     layers: int
     attention_width: int
     document_mask: bool = False
+    kind: Kind = "decoder"
 
     def __post_init__(self) -> None:
         if self.context is not None and self.sequence_length > self.context:
@@ -364,19 +295,15 @@ class TransformersShape(ForeignShape):
 
     @property
     def matrix_parameters(self) -> int:
-        """All weights except those that are looked up; of experts all."""
-        return self.parameters - self.embedded
+        """Weights that every token is multiplied by."""
+        return self.multiplied
 
 
 AnyShape = Shape | OwnShape | TransformersShape
 
 
-def shape_of(
-    model: Model, vocab_size: int, sequence_length: int, encoder: bool = False
-) -> Shape:
-    """Shape of a manifest's model section, with a vocabulary size, a row length and the
-    kind of prediction.
-    """
+def shape_of(model: Model, vocab_size: int, sequence_length: int) -> Shape:
+    """Shape of a manifest's model section, with a vocabulary size and a row length."""
     moe = model.moe
     return Shape(
         layers=model.layers,
@@ -397,23 +324,12 @@ def shape_of(
         experts=moe.experts if moe else 0,
         experts_per_token=moe.experts_per_token if moe else 0,
         load_balancing=moe.load_balancing if moe else 0.0,
-        encoder=encoder,
     )
 
 
 def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> Shape:
-    """Shape of a model for the section `pretrain`, from its sizes and objective."""
-    shape = shape_of(
-        section.model, vocab_size, sequence_length, section.masked is not None
-    )
-    if section.masked is not None and section.masked.shape == "bert":
-        return replace(
-            shape,
-            bert=True,
-            ffn_width=section.model.ffn_width or BERT_FFN * shape.width,
-        )
-    if section.kind == "encoder_decoder":
-        return replace(shape, encoder_decoder=True, tied_embeddings=False)
+    """Shape of a decoder for the section `pretrain`, from its sizes and objective."""
+    shape = shape_of(section.model, vocab_size, sequence_length)
     if section.blank_infilling is not None:
         shape = replace(shape, qkv_bias=True, rotary_share=0.5)
     return replace(shape, prefix_lm=section.reads_prefixes)

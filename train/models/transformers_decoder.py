@@ -1,29 +1,33 @@
-"""Decoders of transformers, for families that this package does not compute: their own
-classes, called like `transformer.Llama`.
+"""Modules of transformers, for families that this package does not compute: their own
+classes, called like `transformer.Llama`; decoders here, others in encoder.py.
 
 Each document of a packed row has positions from 0, by which transformers restricts
-attention to documents (masking_utils.find_packed_sequence_indices). `check_decoder`
-tests this on the module itself. Modules stay in evaluation mode, as trainings use no
-random numbers: nothing is dropped out. transformers is imported when a decoder is
-built.
+attention of decoders to documents (masking_utils.find_packed_sequence_indices).
+`check_module` tests this on the module itself. Modules stay in evaluation mode, as
+trainings use no random numbers: nothing is dropped out. transformers is imported when a
+module is built.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from gristmill.core.files import is_local, read_json, write_json
+from gristmill.core.files import is_local, write_json
 from gristmill.train.models.attention import document_numbers
 from gristmill.train.models.causality import LARGEST_LEAK, logit_changes
 from gristmill.train.models.model_config import (
+    DECODED,
+    ENCODED,
     ConfigJson,
+    Kind,
     TransformersShape,
     WeightsError,
 )
@@ -31,8 +35,19 @@ from gristmill.train.models.tensor_files import INDEX_FILE, WEIGHTS_FILE, Tensor
 from gristmill.train.models.transformer import Head, logits_head
 
 GENERATION_FILE = "generation_config.json"
+AUTO_CLASSES: dict[Kind, tuple[str, str]] = {
+    "encoder_decoder": (
+        "AutoModelForSeq2SeqLM",
+        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    ),
+    "encoder": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
+    "decoder": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+}
+"""Kind of model -> its automatic class of transformers, and the classes of its
+families. BART's class is of the first two kinds.
+"""
 UNLIMITED_CONTEXT = 8192
-"""Row length of a decoder without a limit, such as Mamba 2, before it is trained on
+"""Row length of a module without a limit, such as Mamba 2, before it is trained on
 longer rows.
 """
 
@@ -48,16 +63,50 @@ class NotCausalError(ValueError):
     """A module of transformers that cannot be trained to predict the next token."""
 
 
-class TransformersDecoder(nn.Module):
-    """Decoder of transformers with the calling convention of `transformer.Llama`; the
-    base, beside a class of transformers, of what `build_decoder` returns.
+class Documents(NamedTuple):
+    """Documents of packed rows as rows of their own, padded to the longest.
+
+    Attributes:
+        ids: (m, s) int64.
+        mask: (m, s) int64, 0 for padding.
+        rows, places: (n, t) int64, index into `ids` of each token; 0 for padding.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    rows: Tensor
+    places: Tensor
+
+
+def documents_as_rows(ids: Tensor, positions: Tensor) -> Documents:
+    """Documents of rows of ids (n, t) with positions (n, t), negative for padding."""
+    real = positions >= 0
+    keys = document_numbers(positions) + ids.shape[1] * torch.arange(
+        len(ids), device=ids.device
+    ).unsqueeze(1)
+    starts = keys.diff(dim=1, prepend=keys[:, :1] - 1) != 0
+    columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    places = columns - columns.masked_fill(~starts, 0).cummax(dim=1).values
+    places = places.masked_fill(~real, 0)
+    rows = torch.zeros_like(ids)
+    rows[real] = keys[real].unique(return_inverse=True)[1]
+    documents = ids.new_zeros(int(rows.max()) + 1, int(places.max()) + 1)
+    mask = torch.zeros_like(documents)
+    documents[rows[real], places[real]] = ids[real]
+    mask[rows[real], places[real]] = 1
+    return Documents(documents, mask, rows, places)
+
+
+class TransformersModule(nn.Module):
+    """Module of transformers, called like `transformer.Llama`; the base, beside a class
+    of transformers, of what `build_module` returns.
 
     Attributes:
         shape: its sizes.
         reads_positions: true if its class takes positions.
         cache_name: of its argument and its result with keys and values, or states.
         separates_documents: false if a document changes the logits of another in its
-            row (see `check_decoder`); each is then computed as a row of its own, padded
+            row (see `check_module`); each is then computed as a row of its own, padded
             to the longest.
     """
 
@@ -66,6 +115,34 @@ class TransformersDecoder(nn.Module):
     cache_name: str
     separates_documents: bool = True
     is_compiled: bool = False
+
+    def output(self, **inputs: Any) -> Any:
+        """Output of the class of transformers."""
+        whole: Any = super().forward
+        return whole(**inputs)
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode."""
+        return super().train(False)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Layers that are sharded and recomputed one by one."""
+        module: Any = self
+        names = set(module._no_split_modules or ())
+        embedding = module.get_input_embeddings()
+        return [
+            part
+            for part in self.modules()
+            # fully_shard adds the prefix
+            if type(part).__name__.removeprefix("FSDP") in names
+            # The output layer may share the weights of the embedding.
+            and embedding not in part.modules()
+        ]
+
+
+class TransformersDecoder(TransformersModule):
+    """Decoder of transformers."""
 
     def forward(
         self,
@@ -78,94 +155,72 @@ class TransformersDecoder(nn.Module):
         """Apply a head to the logits (n, t, v), which replace hidden states, without a
         matrix; see `Llama.forward`. Experts are not balanced.
         """
-        whole: Any = super().forward
-        if positions is None:
-            return head(whole(input_ids=ids, use_cache=False).logits, None)
-        if self.separates_documents:
+        if positions is not None and not self.separates_documents:
+            documents = documents_as_rows(ids, positions)
+            logits = self.output(input_ids=documents.ids, use_cache=False).logits
+            return head(logits[documents.rows, documents.places], None)
+        beside = {}
+        if positions is not None:
             # Each padding token is a document.
-            beside = {"position_ids": positions.clamp(min=0)}
-            return head(whole(input_ids=ids, use_cache=False, **beside).logits, None)
-        real = positions >= 0
-        keys = document_numbers(positions) + ids.shape[1] * torch.arange(
-            len(ids), device=ids.device
-        ).unsqueeze(1)
-        starts = keys.diff(dim=1, prepend=keys[:, :1] - 1) != 0
-        columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        places = columns - columns.masked_fill(~starts, 0).cummax(dim=1).values
-        documents = torch.zeros_like(ids)
-        documents[real] = keys[real].unique(return_inverse=True)[1]
-        places = places.masked_fill(~real, 0)
-        rows = ids.new_zeros(int(documents.max()) + 1, int(places.max()) + 1)
-        rows[documents[real], places[real]] = ids[real]
-        logits = whole(input_ids=rows, use_cache=False).logits
-        return head(logits[documents, places], None)
+            beside["position_ids"] = positions.clamp(min=0)
+        return head(self.output(input_ids=ids, use_cache=False, **beside).logits, None)
 
     def extend(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Logits (n, v) after the last of ids (n, t) that follow those of a cache, and
         the cache with them.
         """
-        output: Any = super().forward(
-            input_ids=ids, use_cache=True, **{self.cache_name: cache}
-        )
+        output = self.output(input_ids=ids, use_cache=True, **{self.cache_name: cache})
         return output.logits[:, -1].float(), getattr(output, self.cache_name)
 
-    def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode."""
-        return super().train(False)
 
-    @property
-    def blocks(self) -> list[nn.Module]:
-        """Layers that are sharded and recomputed one by one."""
-        module: Any = self
-        names = set(module._no_split_modules or ())
-        return [
-            part
-            for part in self.modules()
-            # fully_shard adds the prefix
-            if type(part).__name__.removeprefix("FSDP") in names
-        ]
-
-
-def is_decoder(config: ConfigJson) -> bool:
-    """Return True if the installed transformers has the causal decoder of a
-    config.json; code of the folder (`auto_map`) is never run.
+def kind_of(config: ConfigJson) -> Kind | None:
+    """Kind of the model of a config.json, if the installed transformers has it; code of
+    the folder (`auto_map`) is never run.
     """
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES,
-    )
+    from transformers.models.auto import modeling_auto
 
-    name = CLASSES.get(config.get("model_type", ""))
-    return name is not None and name in (config.get("architectures") or [name])
+    family = config.get("model_type", "")
+    pretraining = modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.get(family)
+    for kind, (_, mapping) in AUTO_CLASSES.items():
+        name = getattr(modeling_auto, f"{mapping}_NAMES").get(family)
+        if name and {name, pretraining} & {*(config.get("architectures") or [name])}:
+            return kind
+    return None
 
 
-def decoder_shape(folder: Path, config: ConfigJson) -> TransformersShape:
-    """Shape of a folder that transformers can load.
-
-    Raises:
-        WeightsError: its weights are quantised.
-    """
-    if "quantization_config" in config:
-        raise WeightsError(
-            f"{folder} holds quantised weights (`quantization_config`), which are not "
-            "trained; save it dequantised with transformers first"
-        )
-    generation = folder / GENERATION_FILE
+def module_shape(config: ConfigJson, generation: ConfigJson) -> TransformersShape:
+    """Shape of a config.json and generation_config.json that transformers can load."""
+    kind = kind_of(config)
+    assert kind is not None
     with torch.device("meta"):
-        model = _from_config(config)
+        model = module_of(config, kind)
     text = model.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     heads = getattr(text, "num_attention_heads", None) or 0
     width = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
-    embedding: nn.Module = model.get_input_embeddings()
-    is_tied = embedding.weight is getattr(model.get_output_embeddings(), "weight", None)
+    output = getattr(model.get_output_embeddings(), "weight", None)
+    looked_up = {
+        module.weight for module in model.modules() if isinstance(module, nn.Embedding)
+    } - {output}
+
+    def multiplied(module: nn.Module) -> int:
+        parameters = set(module.parameters()) - looked_up
+        return sum(parameter.numel() for parameter in parameters)
+
+    matrix_parameters = multiplied(model)
+    if kind == "encoder_decoder":
+        of_encoder = multiplied(model.get_encoder())
+        of_decoder = matrix_parameters - of_encoder
+        matrix_parameters = round(ENCODED * of_encoder + DECODED * of_decoder)
     return TransformersShape(
         config=dict(config),
-        generation=read_json(generation) if generation.exists() else {},
+        generation=dict(generation),
+        kind=kind,
         vocab_size=text.vocab_size,
         sequence_length=context or UNLIMITED_CONTEXT,
         context=context,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        embedded=0 if is_tied else embedding.weight.numel(),  # type: ignore[operator, union-attr]
+        multiplied=matrix_parameters,
         layers=text.num_hidden_layers,
         attention_width=heads * width,
     )
@@ -182,22 +237,39 @@ def _parsed(config: ConfigJson) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def _from_config(config: ConfigJson) -> Any:
-    """Model of transformers in float32; kernels are chosen by its class."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-    from transformers import AutoModelForCausalLM as Auto
+def module_of(config: ConfigJson, kind: Kind) -> Any:
+    """Model of transformers of a config.json, with random weights in float32; kernels
+    are chosen by its class.
+    """
+    import transformers
 
     parsed = _parsed(config)
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)]
-    attention = "sdpa" if kind._supports_sdpa else "eager"
-    return Auto.from_config(
+    auto_class, mapping = AUTO_CLASSES[kind]
+    model_class = getattr(transformers, mapping)[type(parsed)]
+    attention = "sdpa" if model_class._supports_sdpa else "eager"
+    model = getattr(transformers, auto_class).from_config(
         parsed, dtype=torch.float32, attn_implementation=attention
-    ).eval()
+    )
+    if not getattr(parsed, "scale_decoder_outputs", True):
+        # The class ties the matrices of a T5 1.1 until it reads a file with both. New
+        # ones are drawn as in T5X (network.py, logits_dense).
+        weight = torch.empty_like(model.lm_head.weight)
+        model.lm_head.weight = nn.Parameter(
+            weight.normal_(0.0, weight.shape[1] ** -0.5)
+        )
+        del model.all_tied_weights_keys["lm_head.weight"]
+    return model.eval()
 
 
-def build_decoder(shape: TransformersShape) -> TransformersDecoder:
-    """Build a decoder with parameters on the meta device, and with its buffers, which
+def build_module(
+    shape: TransformersShape, base: type[TransformersModule]
+) -> TransformersModule:
+    """Build a module with parameters on the meta device, and with its buffers, which
     files do not have, on the CPU.
+
+    Args:
+        shape: of the module.
+        base: its calling convention.
     """
 
     def without_memory(
@@ -208,19 +280,32 @@ def build_decoder(shape: TransformersShape) -> TransformersDecoder:
     hook = nn.modules.module.register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
     try:
         with torch.device("cpu"):
-            model = _from_config(shape.config)
+            model = module_of(shape.config, shape.kind)
     finally:
         hook.remove()
     kind = type(model)
     takes = inspect.signature(kind.forward).parameters
-    model.__class__ = type(
-        kind.__name__, (TransformersDecoder, kind), {"__module__": kind.__module__}
-    )
+    model.__class__ = type(kind.__name__, (base, kind), {"__module__": kind.__module__})
     model.shape = shape
     model.reads_positions = "position_ids" in takes
     model.cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
-    built: TransformersDecoder = model
+    built: TransformersModule = model
     return built
+
+
+def initial_tensors(shape: TransformersShape, seed: int) -> TensorOf:
+    """Source of the tensors of a new module, which its class in transformers
+    initialises; drawn at the first call.
+    """
+
+    @cache
+    def tensors() -> dict[str, Tensor]:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(seed)
+            state: dict[str, Tensor] = module_of(shape.config, shape.kind).state_dict()
+        return state
+
+    return lambda name, size: tensors()[name]
 
 
 def check_published(folder: Path) -> None:
@@ -236,9 +321,9 @@ def check_published(folder: Path) -> None:
         )
 
 
-def published_tensors(folder: Path) -> TensorOf:
-    """Source of the tensors of a folder that transformers loads, under the names of its
-    module; read at the first call.
+def published_tensors(folder: Path, kind: Kind) -> TensorOf:
+    """Source of the tensors of a folder that transformers loads as a kind of model,
+    under the names of its module; read at the first call.
 
     Raises:
         WeightsError: when called: the folder is remote, or lacks tensors.
@@ -251,9 +336,10 @@ def published_tensors(folder: Path) -> TensorOf:
 
     @cache
     def tensors() -> dict[str, Tensor]:
-        from transformers import AutoModelForCausalLM
+        import transformers
 
-        model, report = AutoModelForCausalLM.from_pretrained(
+        auto_class = getattr(transformers, AUTO_CLASSES[kind][0])
+        model, report = auto_class.from_pretrained(
             folder,
             dtype=torch.float32,
             local_files_only=True,
@@ -273,16 +359,18 @@ def published_tensors(folder: Path) -> TensorOf:
     return lambda name, size: tensors()[name].detach().float()
 
 
-def check_decoder(model: TransformersDecoder, dtype: torch.dtype) -> None:
-    """Check that a decoder with its weights is causal, and measure if it separates the
-    documents of a row; a collective call if it is sharded.
+def check_module(model: TransformersModule, dtype: torch.dtype) -> None:
+    """Check that a decoder with its weights is causal, and measure if a decoder or
+    encoder separates the documents of a row; a collective call if it is sharded.
 
     Raises:
-        NotCausalError: logits depend on later tokens, or are not finite.
+        NotCausalError: logits of a decoder depend on later tokens, or are not finite.
     """
+    if model.shape.kind == "encoder_decoder":
+        return
     model.separates_documents = model.reads_positions
     on_later, on_neighbours = logit_changes(model, packs=True)
-    if not on_later <= LARGEST_LEAK[dtype]:
+    if model.shape.kind == "decoder" and not on_later <= LARGEST_LEAK[dtype]:
         raise NotCausalError(
             f"{type(model).__name__} of transformers with these weights is not a causal "
             "decoder: its logits depend on later tokens, or are not finite"
@@ -290,20 +378,22 @@ def check_decoder(model: TransformersDecoder, dtype: torch.dtype) -> None:
     model.separates_documents &= on_neighbours <= LARGEST_LEAK[dtype]
 
 
-def write_decoder(
+def write_module(
     model: Any,
     dtype: torch.dtype,
     stops: frozenset[int],
+    special_ids: Mapping[str, int],
     most_bytes: int,
     folder: Path,
 ) -> int:
-    """Write a whole decoder as `save_pretrained` does, with the configuration that it
-    was loaded with and under the names of its published files.
+    """Write a whole module as `save_pretrained` does, with the configuration that it was
+    loaded with and under the names of its published files.
 
     Args:
-        model: a `TransformersDecoder`; its parameters are cast.
+        model: a `TransformersModule`; its parameters are cast.
         dtype: of its parameters; buffers keep theirs.
         stops: ids that end an answer, added to those of its generation_config.json.
+        special_ids: for keys of its config.json that are null, if it is not a decoder.
         most_bytes: of a file.
         folder: destination.
 
@@ -315,8 +405,16 @@ def write_decoder(
     shape: TransformersShape = model.shape
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-    model.config = _parsed(shape.config)
-    generation = {"eos_token_id": shape.config.get("eos_token_id"), **shape.generation}
+    config = shape.config
+    if shape.kind != "decoder":
+        nulls = {name for name, value in config.items() if value is None}
+        config = config | {
+            name: special_ids[name] for name in nulls & special_ids.keys()
+        }
+    model.config = _parsed(config)
+    generation = {"eos_token_id": config.get("eos_token_id"), **shape.generation}
+    if shape.kind == "encoder_decoder":
+        generation = {name: config.get(name) for name in special_ids} | generation
     ends = generation["eos_token_id"]
     known = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if added := stops.difference(known):

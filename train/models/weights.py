@@ -44,11 +44,13 @@ from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
 from gristmill.train.models.tensor_files import TensorOf as TensorOf
 from gristmill.train.models.tensor_files import ready, write_tensors
 from gristmill.train.models.transformers_decoder import (
-    TransformersDecoder,
-    check_decoder,
+    GENERATION_FILE,
+    TransformersModule,
+    check_module,
     check_published,
-    decoder_shape,
-    is_decoder,
+    initial_tensors,
+    kind_of,
+    module_shape,
     published_tensors,
 )
 
@@ -59,12 +61,16 @@ SHAPE_FILE = "config.json"
 
 
 def drawn(
-    shape: Shape,
+    shape: Shape | TransformersShape,
     seed: int,
     init: Initialisation = "gpt2",
     mup_base_width: int | None = None,
 ) -> TensorOf:
-    """Source of the tensors of a new model."""
+    """Source of the tensors of a new model; one of transformers is initialised by its
+    class.
+    """
+    if isinstance(shape, TransformersShape):
+        return initial_tensors(shape, seed)
     return lambda name, size: initial_tensor(
         name, size, shape, init, seed, mup_base_width
     )
@@ -81,7 +87,7 @@ def stored(folder: Path, implementation: Implementation = "auto") -> TensorOf:
     shape = read_shape(folder, implementation)
     family = config.get("model_type", "gristmill")
     if isinstance(shape, TransformersShape) and family == shape.family:
-        return published_tensors(folder)
+        return published_tensors(folder, shape.kind)
     # Of other shapes, files have the names of the module.
     shape = cast("Shape", shape)
     file_of = _files(folder)
@@ -204,9 +210,17 @@ def read_shape(
             try:
                 return shape_from_hf(config)
             except UnknownArchitectureError:
-                if implementation == "own" or not is_decoder(config):
+                if implementation == "own" or kind_of(config) is None:
                     raise
-        return decoder_shape(folder, config)
+        if "quantization_config" in config:
+            raise WeightsError(
+                f"{folder} holds quantised weights (`quantization_config`), which are "
+                "not trained; save it dequantised with transformers first"
+            )
+        generation = folder / GENERATION_FILE
+        return module_shape(
+            config, read_json(generation) if generation.exists() else {}
+        )
     except (UnknownArchitectureError, WeightsError):
         raise
     except ShapeError as error:
@@ -370,8 +384,8 @@ def load_model(
     with torch.device("meta"):
         model = model_of(shape)
     fill_from(model, stored(folder), device)
-    if isinstance(model, TransformersDecoder):
-        check_decoder(model, torch.float32)
+    if isinstance(model, TransformersModule):
+        check_module(model, torch.float32)
     return cast("Llama", model)
 
 
@@ -408,8 +422,15 @@ def allocate(model: Any, device: torch.device | str) -> None:
     values.
     """
     buffers = dict(model.named_buffers())
+    first_names = dict[nn.Parameter, str]()
+    shared = {
+        name: first_names.setdefault(parameter, name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
     model.to_empty(device=device)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
+    for name, first in shared.items():
+        owner, _, attribute = name.rpartition(".")
+        if name != first:
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])

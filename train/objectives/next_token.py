@@ -138,7 +138,7 @@ class NextToken:
         positions = None
         if self._shape.document_mask:
             positions = document_positions(self.packed, rows, cuts)
-        elif self._shape.encoder and (filled < length).any():
+        elif self._shape.kind == "encoder" and (filled < length).any():
             positions = filled_positions(filled, length)
         laid = None
         if self._layout is not None:

@@ -4,6 +4,7 @@ can skip.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from gristmill.dataprep.user_functions import blaming
 from gristmill.mixtures.schema.optimizer import OPTIMIZERS, Optimizer, OptimizerKind
 from gristmill.mixtures.user_code import OwnFunction
-from gristmill.train.models.initialisation import LAYERS
 from gristmill.train.optim.builder import Build
 from gristmill.train.optim.dtensor_sums import local, trainable
 from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
 from gristmill.train.optim.own_optimizer import own_optimizer
+
+NUMBERED = re.compile(r"(^|\.)\d+\.")
+"""Number of a layer in the name of a parameter."""
 
 
 def make_optimizers(
@@ -48,11 +51,17 @@ def make_optimizers(
     trained = trainable(model)
     if section.own is not None:
         return [own_optimizer(section.own, trained, section.learning_rate)]
+    embeddings = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+    }
     parts = {section.kind: [item for _, item in trained]}
     if OPTIMIZERS[section.kind].on_matrices:
         parts = {section.kind: [], "adamw": []}
         for name, item in trained:
-            is_matrix = LAYERS in name and item.ndim == 2
+            is_matrix = item.ndim == 2 and id(item) not in embeddings
+            is_matrix = is_matrix and NUMBERED.search(name) is not None
             parts[section.kind if is_matrix else "adamw"].append(item)
     optimizers = [
         builder(kind)(parameters, section)
@@ -61,11 +70,6 @@ def make_optimizers(
         if parameters or kind == section.kind
     ]
     if not section.decay_embeddings:
-        embeddings = {
-            id(module.weight)
-            for module in model.modules()
-            if isinstance(module, nn.Embedding)
-        }
         for optimizer in optimizers:
             for group in list(optimizer.param_groups):
                 kept = [p for p in group["params"] if id(p) not in embeddings]
@@ -97,8 +101,8 @@ def optimizers_by_name(
     learning rates together.
 
     Args:
-        model: plain, or sharded by FSDP. Muon updates the matrices inside `layers` (the
-            name in transformers' models and ours), AdamW all other parameters.
+        model: plain, or sharded by FSDP. Muon updates the matrices of its numbered
+            layers (such as `layers.0`), AdamW all other parameters.
         kind: `optimizer.kind` of the manifest, such as adamw, muon or adamw8bit (which
             needs torchao).
         learning_rate: at the peak of a schedule.

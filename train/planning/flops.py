@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gristmill.train.models.model_config import DECODED, AnyShape, Shape
+from gristmill.train.models.model_config import AnyShape, Shape
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,13 @@ class Flops:
 
 
 def flops_per_token(shape: AnyShape, length: int) -> Flops:
-    """Count a decoder's arithmetic per token in rows of `length` tokens.
+    """Count a model's arithmetic per token in rows of `length` tokens.
 
     Padding rows of the vocabulary are not counted.
     """
     padding = 0.0
     if isinstance(shape, Shape):
-        padding = (
-            (shape.padded_vocab_size - shape.vocab_size)
-            * shape.width
-            * (DECODED if shape.encoder_decoder else 1)
-        )
+        padding = (shape.padded_vocab_size - shape.vocab_size) * shape.width
     matrices = 6 * (shape.matrix_parameters - padding)
     attention = shape.flops_per_token(length) - 6 * shape.matrix_parameters
     share = (length + 1) / (2 * length) if shape.kind == "decoder" else 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gristmill.mixtures.schema.optimizer import OPTIMIZERS
-from gristmill.train.models.model_config import DECODED, ENCODED, TOKEN_TYPES, Shape
+from gristmill.train.models.model_config import Shape
 
 MASTER_BYTES = 4
 COMPUTE_BYTES = 2
@@ -112,11 +112,7 @@ def block_parameters(shape: Shape) -> float:
 
 
 def _embeddings(shape: Shape) -> float:
-    of_places = (shape.sequence_length + TOKEN_TYPES) * shape.width * shape.bert
-    return (
-        shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
-        + of_places
-    )
+    return shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
 
 
 def optimizer_bytes(shape: Shape, kind: str) -> float:
@@ -139,24 +135,7 @@ def block_activation_bytes(shape: Shape) -> float:
     """
     narrow = shape.kv_heads * shape.head_width
     wide = shape.heads * shape.head_width
-    if shape.encoder_decoder:
-        # A layer of both sides; the decoder's cross-attention has a norm, queries and a
-        # result, and keys and values of the encoder's output.
-        self_attention_and_mlp = 4 * shape.width + 4 * wide + 4 * shape.ffn_width
-        cross_attention = 2 * shape.width + 2 * wide
-        numbers = ENCODED * (self_attention_and_mlp + 2 * wide) + DECODED * (
-            self_attention_and_mlp + cross_attention
-        )
-        return round(
-            numbers * COMPUTE_BYTES + 4 * shape.heads * (ENCODED + 2 * DECODED)
-        )
-    # BERT's feed-forward layer has no gate.
-    numbers = (
-        4 * shape.width
-        + 2 * wide
-        + 2 * narrow
-        + (2 if shape.bert else 4) * shape.ffn_width
-    )
+    numbers = 4 * shape.width + 2 * wide + 2 * narrow + 4 * shape.ffn_width
     return numbers * COMPUTE_BYTES + 4 * shape.heads
 
 

@@ -41,7 +41,7 @@ from gristmill.train.models.tensor_files import (
     TensorFile,
     write_model,
 )
-from gristmill.train.models.transformers_decoder import GENERATION_FILE, write_decoder
+from gristmill.train.models.transformers_decoder import GENERATION_FILE, write_module
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.masked_rows import mask_token
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
@@ -161,8 +161,17 @@ def write_folder(
     name, dtype = DTYPES[section.dtype]
     if isinstance(shape, TransformersShape):
         parameters = shape.parameters
-        size = write_decoder(
-            load_model(source), dtype, chat.stops, section.max_shard_bytes, out
+        size = write_module(
+            load_model(source, kind=None),
+            dtype,
+            chat.stops,
+            {
+                "eos_token_id": chat.end_of_text,
+                "pad_token_id": chat.pad,
+                "decoder_start_token_id": chat.pad,
+            },
+            section.max_shard_bytes,
+            out,
         )
     else:
         published_eos = () if shape.published is None else shape.published.eos
@@ -170,21 +179,18 @@ def write_folder(
         tensors = exported_tensors(source, shape, dtype)
         parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
         write_json(out / "config.json", hf_config(shape, name, eos, chat.pad))
-        if not shape.encoder:
-            start_ids = (
-                {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
-            )
-            write_json(
-                out / GENERATION_FILE,
-                {"eos_token_id": eos, "pad_token_id": chat.pad, **start_ids},
-            )
+        write_json(
+            out / GENERATION_FILE, {"eos_token_id": eos, "pad_token_id": chat.pad}
+        )
         size = write_model(out, tensors, section.max_shard_bytes)
     copy_file(tokenizer / TOKENIZER_FILE, out / TOKENIZER_FILE)
     if shape.kind == "decoder":
         copy_file(tokenizer / TEMPLATE_FILE, out / TEMPLATE_FILE)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
     mask = (
-        {"mask_token": mask_token(load_tokenizer(tokenizer))} if shape.encoder else {}
+        {"mask_token": mask_token(load_tokenizer(tokenizer))}
+        if shape.kind == "encoder"
+        else {}
     )
     write_json(
         out / TOKENIZER_CONFIG_FILE,

@@ -28,6 +28,7 @@ from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import Job, Learner, Observers
+from gristmill.train.models.encoder import new_encoder
 from gristmill.train.models.model_config import (
     AnyShape,
     OwnShape,
@@ -212,7 +213,8 @@ def starting_model(
             model.own, vocab_size, packed.sequence_length, model.document_mask, seed
         ), None
     if model.init_from is None:
-        new = shape_to_train(section, vocab_size, packed.sequence_length)
+        new_shape = shape_to_train if section.kind == "decoder" else new_encoder
+        new = new_shape(section, vocab_size, packed.sequence_length)
         return new, drawn(new, seed, model.init, model.mup_base_width)
     folder = as_path(model.init_from)
     shape = read_shape(folder, model.implementation)
@@ -229,7 +231,7 @@ def starting_model(
         ):
             raise WeightsError(
                 f"pretrain.model.init_from {folder}: {shape.family} is computed by "
-                "transformers, whose classes predict next tokens at the positions of "
+                "transformers, whose classes read from left to right at the positions of "
                 "their config.json; remove prefix_lm, ul2, blank_infilling, and "
                 "rope_theta and rope_scaling of phases"
             )
@@ -238,12 +240,6 @@ def starting_model(
             sequence_length=packed.sequence_length,
             document_mask=model.document_mask,
         ), stored(folder, model.implementation)
-    if shape.bert and packed.sequence_length > shape.sequence_length:
-        raise WeightsError(
-            f"pretrain.model.init_from {folder}: the model has {shape.sequence_length} "
-            f"learned positions, but rows have {packed.sequence_length} tokens; say "
-            f"mix.sequence_length: {shape.sequence_length}"
-        )
     length = max(shape.sequence_length, packed.sequence_length)
     tuned = replace(
         shape,
