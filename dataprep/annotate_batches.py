@@ -7,7 +7,7 @@ that only the first job reads all their tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,13 @@ import pyarrow as pa
 
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.documents import (
     MERGED,
     Inputs,
     Remarks,
-    annotate,
+    Shard,
     annotation_stages,
     combine_annotations,
-    judged_rows,
     read_shard,
     read_table,
     write_table,
@@ -80,18 +78,6 @@ def measure_texts(
     return columns, errors
 
 
-def spread(values: np.ndarray | pa.Array, errors: Remarks) -> pa.Array:
-    """Measured column with null for every text that raised, and for NaN, which means
-    "does not apply".
-    """
-    is_measured = np.array([error is None for error in errors], bool)
-    positions = np.cumsum(is_measured) - 1
-    column = (
-        values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
-    )
-    return column.take(pa.array(positions, mask=~is_measured))
-
-
 def _try(
     measure: Measure, texts: pa.Array | pa.Table
 ) -> tuple[Columns | None, str | None]:
@@ -102,21 +88,16 @@ def _try(
 
 
 @dataclass(frozen=True)
-class JudgedTexts:
-    """Texts of one shard that a stage judges.
+class JudgedTexts(Shard):
+    """A shard with `id`, `source`, `locator` and `text`, and the texts that a stage
+    judges.
 
     Attributes:
-        documents: the shard with `id`, `source`, `locator` and `text`.
-        rows: int64, rows kept by earlier stages.
-        judged: int64, rows that this stage judges.
         errors: per judged row, the error of reading its text, or None.
         good: int64, ascending, judged rows with readable text.
         texts: their texts, one `large_string` array.
     """
 
-    documents: pa.Table
-    rows: np.ndarray
-    judged: np.ndarray
     errors: Remarks
     good: np.ndarray
     texts: pa.Array
@@ -136,20 +117,6 @@ class JudgedTexts:
         passage: bytes = self.texts[text].as_py().encode()[begin:end]
         return passage.decode()
 
-    def annotate(
-        self, reasons: Remarks, measures: Mapping[str, pa.Array]
-    ) -> tuple[pa.Table, Counts]:
-        """Annotation table and its counts; `reasons` and `measures` have one value per
-        readable text.
-        """
-        columns = {
-            name: spread(values, self.errors) for name, values in measures.items()
-        }
-        spread_reasons = spread(pa.array(reasons, pa.string()), self.errors)
-        return annotate(
-            self.documents, self.rows, self.judged, spread_reasons, columns, self.errors
-        )
-
 
 def read_judged(
     inputs: Inputs, shard: str, sources: Sequence[str] | None
@@ -157,11 +124,8 @@ def read_judged(
     """Read the texts of a shard that were kept so far and belong to the sources (all if
     None).
     """
-    kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
-    documents = kept_shard.documents
-    rows = kept_shard.rows
-    judged = judged_rows(documents, rows, sources)
-    column = documents["text"].take(pa.array(judged))
+    read = read_shard(inputs, shard, ["id", "source", "locator", "text"], sources)
+    column = read.judged_documents["text"]
 
     def check_encoding(texts: pa.Array) -> dict[str, np.ndarray]:
         text_buffers(texts)  # all kernels rely on UTF-8
@@ -170,7 +134,8 @@ def read_judged(
     _, errors = measure_texts(column, check_encoding)
     readable = np.array([error is None for error in errors], bool)
     texts = column.filter(pa.array(readable)).combine_chunks().cast(pa.large_string())
-    return JudgedTexts(documents, rows, judged, errors, judged[readable], texts)
+    good = read.judged[readable]
+    return JudgedTexts(read.documents, read.rows, read.judged, errors, good, texts)
 
 
 def merge_annotations(inputs: Inputs, context: Context) -> dict[str, Path]:

@@ -251,14 +251,53 @@ class Shard:
     Attributes:
         documents: the requested columns; the text has the edits of all stages.
         rows: int64, ascending: rows kept by every stage.
+        judged: int64, ascending: those of the sources that the next stage judges.
     """
 
     documents: pa.Table
     rows: np.ndarray
+    judged: np.ndarray
+
+    @property
+    def judged_documents(self) -> pa.Table:
+        """The judged rows of the documents."""
+        return self.documents.take(pa.array(self.judged))
+
+    def write(
+        self,
+        path: Path,
+        reasons: Remarks | pa.Array,
+        measures: Mapping[str, pa.Array],
+        errors: Remarks | pa.Array | None = None,
+        sizes: pa.Array | None = None,
+    ) -> Counts:
+        """Write the annotation table of the shard, and return its counts; arguments as
+        in `annotate`.
+        """
+        table, counts = annotate(
+            self.documents, self.rows, self.judged, reasons, measures, errors, sizes
+        )
+        write_table(path, table)
+        return counts
+
+    def write_measured(
+        self,
+        path: Path,
+        reasons: Remarks | np.ndarray,
+        measures: Mapping[str, np.ndarray | pa.Array],
+        errors: Remarks,
+    ) -> Counts:
+        """`write` with reasons and measures for the judged rows without an error."""
+        columns = {name: spread(values, errors) for name, values in measures.items()}
+        all_reasons = spread(pa.array(reasons, pa.string()), errors)
+        return self.write(path, all_reasons, columns, errors)
 
 
 def read_shard(
-    inputs: Inputs, shard: str, columns: Sequence[str] | None = None
+    inputs: Inputs,
+    shard: str,
+    columns: Sequence[str] | None = None,
+    sources: Sequence[str] | None = None,
 ) -> Shard:
     """Read a shard with the annotations of all stages among the inputs, each table
     once.
@@ -268,6 +307,7 @@ def read_shard(
         shard: name of the shard.
         columns: of the documents (all if None), or measured by a stage (the last stage
             that has the column; null if no stage has it).
+        sources: the judged ones, for which `source` must be a column; all if None.
 
     Raises:
         MisalignedError: a table's ids differ from the document shard's, in number or in
@@ -294,7 +334,8 @@ def read_shard(
         documents = documents.append_column(name, values)
     if columns is not None:
         documents = documents.select(list(columns))
-    return Shard(documents, np.flatnonzero(annotations.keep).astype(np.int64))
+    rows = np.flatnonzero(annotations.keep).astype(np.int64)
+    return Shard(documents, rows, judged_rows(documents, rows, sources))
 
 
 def read_documents(
@@ -447,6 +488,18 @@ def judged_rows(
     column = documents["source"].take(pa.array(rows)).cast(pa.string())
     member = pc.is_in(column, value_set=pa.array(list(sources), pa.string()))
     return rows[member.to_numpy(zero_copy_only=False).astype(bool)]
+
+
+def spread(values: np.ndarray | pa.Array, errors: Remarks) -> pa.Array:
+    """Measured column with null for every text that raised, and for NaN, which means
+    "does not apply".
+    """
+    is_measured = np.array([error is None for error in errors], bool)
+    rows = np.cumsum(is_measured) - 1
+    column = (
+        values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
+    )
+    return column.take(pa.array(rows, mask=~is_measured))
 
 
 def positions(rows: np.ndarray, chosen: np.ndarray) -> pa.Array:

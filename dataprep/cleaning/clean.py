@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import Columns, measure_texts, spread
+from gristmill.dataprep.annotate_batches import Columns, measure_texts
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm, masking
 from gristmill.dataprep.cleaning.line_pieces import BEGIN, END, line_words, new_rows
 from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
@@ -32,13 +32,7 @@ from gristmill.dataprep.conservation import (
     balance,
     histogram,
 )
-from gristmill.dataprep.documents import (
-    Inputs,
-    annotate,
-    judged_rows,
-    read_shard,
-    write_table,
-)
+from gristmill.dataprep.documents import Inputs, read_shard
 from gristmill.dataprep.edits import EDITS, Applications, apply_edits, edits_array, then
 from gristmill.dataprep.runners.tasks import (
     Done,
@@ -130,13 +124,10 @@ def clean_shard(
     task: ShardTask, inputs: Inputs, section: Clean, out: Path
 ) -> Done[CleanedShard]:
     """Clean one document shard and write its annotations."""
-    read = read_shard(inputs, task.name, ["id", "source", "text"])
-    documents, rows = read.documents, read.rows
-    judged = judged_rows(documents, rows, section.sources)
+    shard = read_shard(inputs, task.name, ["id", "source", "text"], section.sources)
     measured, errors = measure_texts(
-        documents["text"].take(judged), partial(clean_texts, section=section)
+        shard.judged_documents["text"], partial(clean_texts, section=section)
     )
-    reasons = spread(judge(measured, section), errors)
     applications = {
         rule: Applications(
             documents=int(np.count_nonzero(measured[RULE_PREFIX + rule])),
@@ -146,9 +137,9 @@ def clean_shard(
         for step in steps(section)
         for rule in step.rules
     }
-    columns = {name: spread(values, errors) for name, values in measured.items()}
-    table, counts = annotate(documents, rows, judged, reasons, columns, errors)
-    write_table(out / task.name, table)
+    counts = shard.write_measured(
+        out / task.name, judge(measured, section), measured, errors
+    )
     shapes = {
         name: histogram(measured[name], SHARE_EDGES)
         for name in (REMOVED_RATIO,)

@@ -358,8 +358,8 @@ def apply(task: ShardTask, plan: DecontaminationPlan) -> Sending[Cleaned]:
         }
         too_short = is_cut & (num_words_left < section.min_left_words)
         failed = {f"{STAGE}/min_left_words": too_short}
-    table, counts = texts.annotate(first_failures(failed, len(texts.good)), measures)
-    write_table(plan.out / task.name, table)
+    reasons = first_failures(failed, len(texts.good))
+    counts = texts.write_measured(plan.out / task.name, reasons, measures, texts.errors)
     yield Sent(
         MATCHES, match_table(texts, matches, runs, contaminated, parts), matches.text
     )

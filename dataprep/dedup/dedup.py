@@ -80,12 +80,9 @@ from gristmill.dataprep.dedup.survivors import (
 from gristmill.dataprep.document_numbers import number_rows
 from gristmill.dataprep.documents import (
     Inputs,
-    annotate,
-    judged_rows,
     positions,
     read_shard,
     shard_names,
-    write_table,
 )
 from gristmill.dataprep.runners.shuffle import (
     Sending,
@@ -374,10 +371,9 @@ def sketch(task: Task[SketchPayload], plan: DedupPlan) -> Sending:
 
 def apply(task: ShardTask, plan: DedupPlan, decisions: Shuffled) -> Done[Applied]:
     """Write the annotations of one shard, and its part of the index."""
-    shard = read_shard(plan.inputs, task.name, ["id", "source"])
-    documents = shard.documents
-    rows = shard.rows
-    judged = judged_rows(documents, rows, plan.section.sources)
+    sources = plan.section.sources
+    shard = read_shard(plan.inputs, task.name, ["id", "source"], sources)
+    judged = shard.judged
     sizes_and_errors = open_batches(seen_path(plan.work, task.name)).get_batch(0)
     errors = sizes_and_errors["error"].take(judged)
     number = task.payload["shard"]
@@ -385,7 +381,7 @@ def apply(task: ShardTask, plan: DedupPlan, decisions: Shuffled) -> Done[Applied
     members = decided["document"].to_numpy() - plan.numbering.starts[number]
     decided = decided.take(positions(judged, members))
     raised = errors.is_valid().to_numpy(zero_copy_only=False)
-    own_ids = documents["id"].take(pa.array(judged, mask=raised))
+    own_ids = shard.documents["id"].take(pa.array(judged, mask=raised))
     measures = {
         "cluster": pc.coalesce(decided["cluster"], own_ids),
         "cluster_size": pc.coalesce(
@@ -399,19 +395,13 @@ def apply(task: ShardTask, plan: DedupPlan, decisions: Shuffled) -> Done[Applied
         ),
     }
     measures = {name: values.combine_chunks() for name, values in measures.items()}
-    table, counts = annotate(
-        documents,
-        rows,
-        judged,
-        decided["reason"].combine_chunks(),
-        measures,
-        errors,
-        sizes_and_errors["bytes"],
+    reasons = decided["reason"].combine_chunks()
+    counts = shard.write(
+        plan.out / task.name, reasons, measures, errors, sizes_and_errors["bytes"]
     )
-    write_table(plan.out / task.name, table)
     if not plan.section.index:
         return Done([plan.out / task.name], {"counts": counts})
-    kept = judged[table["keep"].to_numpy().astype(bool)[judged]]
+    kept = judged[~raised & reasons.is_null().to_numpy(zero_copy_only=False)]
     files, ids = write_index_shard(plan.work, task.name, kept, plan.out)
     return Done(
         [plan.out / task.name, *files],

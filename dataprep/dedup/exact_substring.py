@@ -50,7 +50,7 @@ from gristmill.dataprep.dedup.ngram_windows import (
     near,
 )
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
-from gristmill.dataprep.documents import Inputs, write_table
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.runners.shuffle import (
     Sender,
@@ -418,8 +418,7 @@ def apply(
     }
     if cutting:
         measures[EDITS] = cuts_array(cut_begins, cut_ends, cut_offsets)
-    table, counts = texts.annotate(reasons, measures)
-    write_table(plan.out / task.name, table)
+    counts = texts.write_measured(plan.out / task.name, reasons, measures, texts.errors)
     copied = {"window": chosen, "text": text, "begin": begins, "end": ends, **first}
     copied = {name: values[copy] for name, values in copied.items()}
     return Done(

@@ -35,7 +35,7 @@ from gristmill.dataprep.annotate_batches import (
 )
 from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
-from gristmill.dataprep.documents import Inputs, write_table
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import (
@@ -501,15 +501,16 @@ def apply(
     begins, ends, offsets = cut_units(texts.texts, units, cut)
     limit = plan.section.max_removed_line_ratio
     reasons = first_failures({EMPTY: ratio == 1.0, RATIO: ratio > limit}, len(ratio))
-    table, counts = texts.annotate(
+    counts = texts.write_measured(
+        plan.out / task.name,
         reasons,
         {
             "lines_removed": pa.array(removed.astype(np.int64)),
             "removed_line_ratio": pa.array(ratio),
             EDITS: cuts_array(begins, ends, offsets),
         },
+        texts.errors,
     )
-    write_table(plan.out / task.name, table)
     return Done(
         [plan.out / task.name],
         {

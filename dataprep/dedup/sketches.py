@@ -28,7 +28,7 @@ from gristmill.dataprep.dedup.shingles import (
     no_shingles,
 )
 from gristmill.dataprep.document_numbers import Numbering
-from gristmill.dataprep.documents import Inputs, judged_rows, positions, read_shard
+from gristmill.dataprep.documents import Inputs, positions, read_shard
 from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
@@ -81,18 +81,17 @@ def sketch_shard(
     columns = ["id", "source", "locator", "text"]
     if section.url:
         columns.append("metadata")
-    kept_shard = read_shard(inputs, shard, columns)
-    judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
-    documents = _take_rows(kept_shard.documents, judged)
+    read = read_shard(inputs, shard, columns, section.sources)
+    documents = _take_rows(read.documents, read.judged)
     measured, errors = measure_texts(
         documents["text"], partial(sketch_texts, section=section.minhash)
     )
     good = np.array([error is None for error in errors], bool)
-    sizes_and_errors = describe_seen(kept_shard.documents, judged, errors)
+    sizes_and_errors = describe_seen(read.documents, read.judged, errors)
     documents = _take_rows(documents, np.flatnonzero(good))
     urls = digest_urls(documents) if section.url else NO_DIGEST * len(documents)
     batch = {
-        "row": pa.array(judged[good]),
+        "row": pa.array(read.judged[good]),
         "id": documents["id"],
         "locator": documents["locator"],
         "length": pa.array(measured["length"]),

@@ -34,7 +34,6 @@ from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import (
     Inputs,
     as_numbers,
-    judged_rows,
     read_shard,
     read_table,
     shard_names,
@@ -99,13 +98,12 @@ def choose_sample(inputs: Inputs, section: Quality) -> Labelled:
     no_rows = np.empty(0, np.int64)
     sample = Labelled(no_rows, no_rows, np.empty(0), np.empty((0, 2), np.uint64))
     for number, shard in enumerate(shard_names(inputs["ingest"])):
-        kept_shard = read_shard(inputs, shard, ["id", "source", "metadata"])
-        judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
-        scores = read_scores(
-            inputs, shard, section.judge, kept_shard.documents["metadata"]
-        )[judged]
-        rows = judged[~np.isnan(scores)]
-        ids = kept_shard.documents["id"].take(rows).to_pylist()
+        columns = ["id", "source", "metadata"]
+        read = read_shard(inputs, shard, columns, section.sources)
+        scores = read_scores(inputs, shard, section.judge, read.documents["metadata"])
+        scores = scores[read.judged]
+        rows = read.judged[~np.isnan(scores)]
+        ids = read.documents["id"].take(rows).to_pylist()
         shard_sample = Labelled(
             np.full(len(rows), number),
             rows,

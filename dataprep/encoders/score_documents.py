@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import Columns, Measure, measure_texts, spread
+from gristmill.dataprep.annotate_batches import Columns, Measure, measure_texts
 from gristmill.dataprep.conservation import (
     ANY_EDGES,
     Counted,
@@ -24,13 +24,7 @@ from gristmill.dataprep.conservation import (
     fit_histograms,
     histogram,
 )
-from gristmill.dataprep.documents import (
-    Inputs,
-    annotate,
-    judged_rows,
-    read_shard,
-    write_table,
-)
+from gristmill.dataprep.documents import Inputs, read_shard
 from gristmill.dataprep.encoders.document_scores import (
     Announced,
     ReadCounts,
@@ -154,19 +148,14 @@ def score_shard(
     model = _model(section)
     announced = announce(model)
     score = load_scorer(model, sha256)
-    shard = read_shard(inputs, task.name, ["id", "source", "text"])
-    judged = judged_rows(shard.documents, shard.rows, section.sources)
-    texts = shard.documents["text"].take(judged)
+    shard = read_shard(inputs, task.name, ["id", "source", "text"], section.sources)
+    texts = shard.judged_documents["text"]
     measured, errors = measure_texts(texts, as_measure(announced, score))
     numbers = {name: measured[name] for name in announced.numbers}
     failed = failures(numbers, {"annotate": section})
     reasons = first_failures(failed, errors.count(None))
-    columns = {name: spread(measured[name], errors) for name in announced.columns}
-    spread_reasons = spread(pa.array(reasons, pa.string()), errors)
-    table, counts = annotate(
-        shard.documents, shard.rows, judged, spread_reasons, columns, errors
-    )
-    write_table(out / task.name, table)
+    columns = {name: measured[name] for name in announced.columns}
+    counts = shard.write_measured(out / task.name, reasons, columns, errors)
     return Done(
         [out / task.name],
         {

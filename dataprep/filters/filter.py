@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import measure_texts, spread
+from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.conservation import (
     Counted,
     Counts,
@@ -30,13 +30,7 @@ from gristmill.dataprep.conservation import (
     balance,
     histogram,
 )
-from gristmill.dataprep.documents import (
-    Inputs,
-    annotate,
-    judged_rows,
-    read_shard,
-    write_table,
-)
+from gristmill.dataprep.documents import Inputs, read_shard, spread
 from gristmill.dataprep.filters.rule_sets import (
     column_edges,
     columns_read,
@@ -153,46 +147,33 @@ def filter_shard(
     column_names = dict.fromkeys(
         ["id", "source", "text", *columns_read(section.rule_sets), *language_columns]
     )
-    shard = read_shard(inputs, task.name, list(column_names))
-    documents = shard.documents
-    rows = shard.rows
-    judged = judged_rows(documents, rows, section.sources)
-    judged_documents = judge(documents.take(judged), section)
+    shard = read_shard(inputs, task.name, list(column_names), section.sources)
+    judged = judge(shard.judged_documents, section)
     columns = {
-        name: spread(values, judged_documents.errors)
-        for name, values in judged_documents.statistics.items()
+        name: spread(values, judged.errors)
+        for name, values in judged.statistics.items()
     }
     if section.by_language:
-        columns[RULES_LANGUAGE] = pa.array(judged_documents.entries, pa.string())
-    table, counts = annotate(
-        documents,
-        rows,
-        judged,
-        judged_documents.reasons,
-        columns,
-        judged_documents.errors,
-    )
-    write_table(out / task.name, table)
-    good = judged[[error is None for error in judged_documents.errors]]
-    sources = documents["source"].take(pa.array(good)).cast(pa.string()).to_numpy()
+        columns[RULES_LANGUAGE] = pa.array(judged.entries, pa.string())
+    counts = shard.write(out / task.name, judged.reasons, columns, judged.errors)
+    good = pa.array([error is None for error in judged.errors], pa.bool_())
+    sources = shard.judged_documents["source"].filter(good).cast(pa.string()).to_numpy()
     edges = column_edges(section.rule_sets)
     histograms_by_source = {
         source: {
             name: histogram(values[sources == source], edges[name])
-            for name, values in judged_documents.statistics.items()
+            for name, values in judged.statistics.items()
         }
         for source in np.unique(sources).tolist()
     }
     result = FilteredShard(
         counts=counts,
-        rules=judged_documents.rules,
+        rules=judged.rules,
         histograms_by_source=histograms_by_source,
     )
     if section.by_language:
-        entries = [entry or UNLISTED for entry in judged_documents.entries]
-        outcomes = zip(
-            entries, judged_documents.reasons, judged_documents.errors, strict=True
-        )
+        entries = [entry or UNLISTED for entry in judged.entries]
+        outcomes = zip(entries, judged.reasons, judged.errors, strict=True)
         kept = Counter(
             entry
             for entry, reason, error in outcomes

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from gristmill.core.files import sha256_file
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import measure_texts, spread
+from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.conservation import (
     SHARE_EDGES,
     Counted,
@@ -29,13 +29,7 @@ from gristmill.dataprep.conservation import (
     balance,
     histogram,
 )
-from gristmill.dataprep.documents import (
-    Inputs,
-    annotate,
-    judged_rows,
-    read_shard,
-    write_table,
-)
+from gristmill.dataprep.documents import Inputs, read_shard
 from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.fasttext.fasttext_models import find_model
 from gristmill.dataprep.fasttext.fasttext_predict import lines_of
@@ -149,13 +143,11 @@ def identify_shard(
     sha256: str,
 ) -> Done[IdentifiedShard]:
     """Identify the languages of one document shard and write its annotations."""
-    read = read_shard(inputs, task.name, ["id", "source", "text"])
-    documents, rows = read.documents, read.rows
-    judged = judged_rows(documents, rows, section.sources)
+    shard = read_shard(inputs, task.name, ["id", "source", "text"], section.sources)
     model = load_model(str(find_model(section.model)), sha256)
     thresholds = wanted_languages(section)
     measured, errors = measure_texts(
-        documents["text"].take(judged), partial(measure, model, section)
+        shard.judged_documents["text"], partial(measure, model, section)
     )
     scripts = measured.pop("script")
     languages = [
@@ -170,14 +162,11 @@ def identify_shard(
             languages, measured["language_score"].tolist(), strict=True
         )
     ]
-    reasons = spread(np.array(verdicts, object), errors).to_pylist()
     if any(
         parse_label(section.labels.get(label, label)).script for label in model.labels
     ):
         measured["script"] = scripts
-    columns = {name: spread(values, errors) for name, values in measured.items()}
-    table, counts = annotate(documents, rows, judged, reasons, columns, errors)
-    write_table(out / task.name, table)
+    counts = shard.write_measured(out / task.name, verdicts, measured, errors)
     by_verdict: dict[str | None, list[Language]] = defaultdict(list)
     for language, verdict in zip(languages, verdicts, strict=True):
         by_verdict[verdict].append(language)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
+from gristmill.dataprep.documents import Inputs, read_shard
 from gristmill.dataprep.llm.client import Asking, RequestCounts
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.runners.tasks import (
@@ -145,8 +145,10 @@ def count_judged(
     inputs: Inputs, sources: Sequence[str] | None, shards: Sequence[str]
 ) -> int:
     """Number of judged documents in some shards."""
-    read = (read_shard(inputs, shard, ["id", "source"]) for shard in shards)
-    return sum(len(judged_rows(each.documents, each.rows, sources)) for each in read)
+    columns = ["id", "source"]
+    return sum(
+        len(read_shard(inputs, name, columns, sources).judged) for name in shards
+    )
 
 
 def with_problems(

@@ -32,7 +32,7 @@ from gristmill.dataprep.conservation import (
     fit_histograms,
     histogram,
 )
-from gristmill.dataprep.documents import Inputs, annotate, as_numbers, write_table
+from gristmill.dataprep.documents import Inputs, as_numbers
 from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_tasks,
@@ -181,10 +181,7 @@ def _write(
     }
     reasons = first_failures(failed, len(errors))
     read = shard_prompts.read
-    table, counts = annotate(
-        read.documents, read.rows, read.judged, reasons, columns, errors
-    )
-    write_table(out / task.name, table)
+    counts = read.write(out / task.name, reasons, columns, errors)
     result = JudgedShard(
         counts=counts,
         rules=count_failures(failed),

@@ -23,7 +23,7 @@ from gristmill.core.files import canonical_json
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
-from gristmill.dataprep.documents import Inputs, annotate, write_table
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
     ask_tasks,
@@ -260,10 +260,7 @@ def _write(
     pairs = [json.loads(text) for text in read.given["text"].to_pylist()]
     lengths = [[len(pair[name]) for pair in pairs] for name in (CHOSEN, REJECTED)]
     longer = np.sign(np.subtract(*np.array(lengths, np.int64)))
-    table, counts = annotate(
-        read.documents, read.rows, read.judged, reasons, columns, errors
-    )
-    write_table(out / task.name, table)
+    counts = read.write(out / task.name, reasons, columns, errors)
     takes, scores, longer = picks[usable], scores[usable], longer[usable]
     comparable = (scores != 0) & (longer != 0)
     result = ComparedShard(

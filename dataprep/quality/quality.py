@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import measure_texts, merge_annotations, spread
+from gristmill.dataprep.annotate_batches import measure_texts, merge_annotations
 from gristmill.dataprep.conservation import (
     Counted,
     Counts,
@@ -33,10 +33,11 @@ from gristmill.dataprep.conservation import (
 )
 from gristmill.dataprep.documents import (
     Inputs,
-    annotate,
-    judged_rows,
+    as_numbers,
+    positions,
     read_shard,
     read_table,
+    spread,
     write_table,
 )
 from gristmill.dataprep.encoders.distil_classifier import (
@@ -378,14 +379,11 @@ def score_shard(
     """Score one document shard: a row per document with its size and, if it is judged,
     its scores.
     """
-    read = read_shard(inputs, task.name, ["id", "source", "text"])
-    documents = read.documents
-    judged = pa.array(judged_rows(read.documents, read.rows, section.sources))
-    measured, errors = measure_texts(
-        documents["text"].take(judged), make_measure(section, models)
-    )
-    sources = documents["source"].take(judged).cast(pa.string()).combine_chunks()
-    ties = draw(documents["id"].take(judged).to_pylist(), section.key_seed)[:, 1]
+    shard = read_shard(inputs, task.name, ["id", "source", "text"], section.sources)
+    judged = shard.judged_documents
+    measured, errors = measure_texts(judged["text"], make_measure(section, models))
+    sources = judged["source"].cast(pa.string()).combine_chunks()
+    ties = draw(judged["id"].to_pylist(), section.key_seed)[:, 1]
     columns = {name: spread(values, errors) for name, values in measured.items()}
     scored = pa.table(
         {
@@ -395,17 +393,13 @@ def score_shard(
             **columns,
         }
     )
-    places = np.full(len(documents), -1, np.int64)
-    places[judged.to_numpy()] = np.arange(len(judged))
-    sizes = pc.binary_length(documents["text"]).cast(pa.int64())
-    write_table(
-        out / task.name,
-        scored.take(pa.array(places, mask=places < 0)).append_column(BYTES, sizes),
-    )
+    places = positions(np.arange(len(shard.documents)), shard.judged)
+    sizes = pc.binary_length(shard.documents["text"]).cast(pa.int64())
+    write_table(out / task.name, scored.take(places).append_column(BYTES, sizes))
     source_names = np.array(sources.to_pylist(), object)
     shapes: dict[str, Histograms] = {}
     for name in section.scores:
-        values, edges = _numbers(columns[name]), list(SCORES[name].edges)
+        values, edges = as_numbers(columns[name]), list(SCORES[name].edges)
         shapes[name] = {
             source: histogram(values[source_names == source], edges)
             for source in sorted(set(source_names))
@@ -423,22 +417,20 @@ def judge_shard(
     buckets: tuple[Cuts, Cuts] | None,
 ) -> Done[JudgedShard]:
     """Judge one document shard by its scores and write its annotations."""
-    read = read_shard(inputs, task.name, ["id", "source"])
-    documents, rows = read.documents, read.rows
-    judged = judged_rows(documents, rows, section.sources)
+    shard = read_shard(inputs, task.name, ["id", "source"], section.sources)
     all_scores = read_table(scores / task.name)
-    scored = all_scores.take(pa.array(judged)).combine_chunks()
+    scored = all_scores.take(pa.array(shard.judged)).combine_chunks()
     columns = {
         name: scored[name].combine_chunks()
         for name in scored.column_names
         if name not in ("source", "error", TIE, BYTES)
     }
     values = {
-        name: _numbers(column)
+        name: as_numbers(column)
         for name, column in columns.items()
         if name in SCORE_OF_THRESHOLD.values()
     }
-    no_scores = np.full(len(judged), np.nan)
+    no_scores = np.full(len(scored), np.nan)
     statistics = {
         score: values.get(score, no_scores) for score in SCORE_OF_THRESHOLD.values()
     }
@@ -449,12 +441,12 @@ def judge_shard(
     sources = scored["source"].to_pylist()
     ties = scored[TIE].to_numpy()
     if cuts is not None:
-        ranked = _numbers(columns[cuts.score])
+        ranked = as_numbers(columns[cuts.score])
         failed["quality/keep_top"] = ~np.isnan(ranked) & ~kept_by_rank(
             cuts, sources, ranked, ties
         )
     if buckets is not None:
-        ranked = _numbers(columns["perplexity"])
+        ranked = as_numbers(columns["perplexity"])
         bucket_indices = sum(
             (~kept_by_rank(cut, sources, ranked, ties)).astype(np.int64)
             for cut in buckets
@@ -463,10 +455,9 @@ def judge_shard(
             np.array(BUCKETS)[bucket_indices], mask=np.isnan(ranked)
         )
     errors = scored["error"].to_pylist()
-    reasons = first_failures(failed, len(judged))
+    reasons = first_failures(failed, len(scored))
     sizes = all_scores[BYTES].combine_chunks()
-    table, counts = annotate(documents, rows, judged, reasons, columns, errors, sizes)
-    write_table(out / task.name, table)
+    counts = shard.write(out / task.name, reasons, columns, errors, sizes)
     return Done([out / task.name], {"counts": counts, "rules": count_failures(failed)})
 
 
@@ -476,7 +467,7 @@ def _rank(
     def read() -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
         for shard in scored_shards:
             table = read_table(shard, ["source", score, TIE])
-            values = _numbers(table[score])
+            values = as_numbers(table[score])
             is_known = ~np.isnan(values)
             ranked = table.filter(pa.array(is_known))
             yield ranked["source"].to_pylist(), values[is_known], ranked[TIE].to_numpy()
@@ -498,7 +489,7 @@ def _add_separations(
     """
     good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)
     for name, report in summary.scores.items():
-        values = _numbers(held_out[name])
+        values = as_numbers(held_out[name])
         positive, negative = (
             values[in_class & ~np.isnan(values)] for in_class in (good, ~good)
         )
@@ -508,7 +499,7 @@ def _add_separations(
             report["separation"] = measure_separation(
                 positive, negative, cut, higher_is_better
             )
-    lengths = _numbers(held_out[CHARACTERS])
+    lengths = as_numbers(held_out[CHARACTERS])
     by_length = area_under_curve(lengths[good], lengths[~good])
     auc = summary.scores["quality"]["separation"]["auc"]
     length_auc = max(by_length, 1.0 - by_length)
@@ -581,11 +572,3 @@ def _single_cut(section: Quality, score: str, cuts: Cuts | None) -> float | None
     if not values:
         return None
     return max(values) if SCORES[score].higher_is_better else min(values)
-
-
-def _numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Column as float64, NaN for null."""
-    values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy(
-        zero_copy_only=False
-    )
-    return values

@@ -14,7 +14,7 @@ from gristmill.dataprep.dedup.sketches import (
     binary_rows,
     describe_seen,
 )
-from gristmill.dataprep.documents import Inputs, judged_rows, read_shard
+from gristmill.dataprep.documents import Inputs, read_shard
 from gristmill.dataprep.encoders.document_scores import ReadCounts, count_read
 from gristmill.dataprep.encoders.embeddings import Embedder, load_embedder
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
@@ -49,14 +49,13 @@ def embed_shard(
         documents of the shard (`sketches.describe_seen`); the texts of the rows; and
         numbers of what the model read.
     """
-    kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
-    judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
+    read = read_shard(inputs, shard, ["id", "source", "locator", "text"], sources)
     embedder = load_embedder(model, sha256)
-    texts = kept_shard.documents["text"].take(judged)
+    texts = read.judged_documents["text"]
     measured, errors = measure_texts(texts, lambda batch: _embed(embedder, batch))
     good = np.array([error is None for error in errors], bool)
-    rows = judged[good]
-    documents = kept_shard.documents.select(["id", "locator"]).take(rows)
+    rows = read.judged[good]
+    documents = read.documents.select(["id", "locator"]).take(rows)
     embedded = {
         "row": rows,
         "id": documents["id"],
@@ -66,7 +65,7 @@ def embed_shard(
     }
     return (
         pa.table(embedded),
-        describe_seen(kept_shard.documents, judged, errors),
+        describe_seen(read.documents, read.judged, errors),
         texts.filter(good),
         count_read(*(measured[name] for name in READ)),
     )

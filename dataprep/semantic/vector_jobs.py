@@ -20,8 +20,6 @@ from gristmill.dataprep.dedup.sketches import binary_numbers
 from gristmill.dataprep.document_numbers import Numbering, number_documents
 from gristmill.dataprep.documents import (
     Inputs,
-    annotate,
-    judged_rows,
     positions,
     read_shard,
     write_table,
@@ -163,21 +161,17 @@ def write_shard(
     Returns:
         the files, and the counts of the shard.
     """
-    shard = read_shard(plan.inputs, name, ["id", "source"])
-    judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
-    rows = positions(judged, embedded["row"].to_numpy())
+    shard = read_shard(plan.inputs, name, ["id", "source"], plan.section.sources)
+    rows = positions(shard.judged, embedded["row"].to_numpy())
     sizes_and_errors = open_batches(seen_path(plan, name)).get_batch(0)
-    table, counts = annotate(
-        shard.documents,
-        shard.rows,
-        judged,
+    paths = [plan.out / name, plan.out / VECTORS / name]
+    counts = shard.write(
+        paths[0],
         reasons.take(rows),
         {column: values.take(rows) for column, values in measures.items()},
-        sizes_and_errors["error"].take(judged),
+        sizes_and_errors["error"].take(shard.judged),
         sizes_and_errors["bytes"],
     )
-    paths = [plan.out / name, plan.out / VECTORS / name]
-    write_table(paths[0], table)
     vectors = embedded.select(["id", "vector"]).append_column("centroid", centroid)
     write_table(paths[1], vectors.filter(reasons.is_null()), repeating=())
     return paths, counts

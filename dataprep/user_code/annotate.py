@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import spread
 from gristmill.dataprep.conservation import (
     ANY_EDGES,
     Counts,
@@ -206,13 +205,9 @@ def annotate_shard(
         if is_number(values.type)
     }
     reasons, failed = judge(section, measured, numbers)
-    columns = {
-        name: spread(values, measured.errors)
-        for name, values in measured.columns.items()
-    }
-    spread_reasons = spread(pa.array(reasons, pa.string()), measured.errors)
-    table, counts = judged_columns.annotate(spread_reasons, columns, measured.errors)
-    write_table(out / task.name, table)
+    counts = judged_columns.write_measured(
+        out / task.name, reasons, measured.columns, measured.errors
+    )
     return Done(
         [out / task.name],
         {

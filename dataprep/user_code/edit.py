@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, add_counts, balance
-from gristmill.dataprep.documents import Inputs, Remarks, write_table
+from gristmill.dataprep.documents import Inputs, Remarks
 from gristmill.dataprep.edits import EDITS, Applications, Edit, edits_array
 from gristmill.dataprep.runners.tasks import (
     Done,
@@ -127,7 +127,7 @@ def edit_shard(
         new_texts, errors = edit_texts(function, judged_columns.given, limit)
         differs = compare_calls(function, judged_columns, new_texts, errors, limit)
     edits, errors = compare_texts(
-        judged_columns.documents["text"].take(pa.array(judged_columns.judged)),
+        judged_columns.judged_documents["text"],
         new_texts,
         errors,
     )
@@ -147,8 +147,7 @@ def edit_shard(
         REMOVED: pa.array(removed, pa.int64(), mask=failed),
         ADDED: pa.array(added, pa.int64(), mask=failed),
     }
-    table, counts = judged_columns.annotate(reasons, columns, errors)
-    write_table(out / task.name, table)
+    counts = judged_columns.write(out / task.name, reasons, columns, errors)
     return Done(
         [out / task.name],
         {

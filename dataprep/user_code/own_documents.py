@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import Counted, Counts
+from gristmill.dataprep.conservation import Counted
 from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, urls_of
-from gristmill.dataprep.documents import (
-    Inputs,
-    Remarks,
-    annotate,
-    judged_rows,
-    read_shard,
-)
+from gristmill.dataprep.documents import Inputs, Remarks, Shard, read_shard
 from gristmill.dataprep.edits import Column
 from gristmill.dataprep.user_code.time_limits import Function, TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import (
@@ -240,36 +233,19 @@ def known_columns(inputs: Inputs) -> list[str]:
 
 
 @dataclass(frozen=True)
-class JudgedColumns:
-    """Columns of a shard for a user's function.
+class JudgedColumns(Shard):
+    """A shard with `id`, `source` and `text`, and its columns for a user's function.
 
     Attributes:
-        documents: the shard with `id`, `source` and `text`.
-        rows: int64, rows that earlier stages kept.
-        judged: int64, kept rows that the step judges.
         given: table of the judged rows with the columns that the function reads.
     """
 
-    documents: pa.Table
-    rows: np.ndarray
-    judged: np.ndarray
     given: pa.Table
 
     def shown(self, row: int) -> str:
         """Abbreviated id of a judged document, as `gristmill explain` accepts it."""
         name: str = self.documents["id"][int(self.judged[row])].as_py().hex()
         return name[:SHOWN_DIGITS]
-
-    def annotate(
-        self,
-        reasons: Remarks | pa.Array,
-        columns: Mapping[str, pa.Array],
-        errors: Remarks,
-    ) -> tuple[pa.Table, Counts]:
-        """Annotation table of the shard and its counts."""
-        return annotate(
-            self.documents, self.rows, self.judged, reasons, columns, errors
-        )
 
     def sample(self, errors: Remarks) -> tuple[list[int], pa.Table]:
         """First documents that did not raise: positions among the judged, and rows."""
@@ -302,17 +278,15 @@ def read_judged_columns(
         if name in DOCUMENT_COLUMNS
         for part in DERIVED.get(name, (name,))
     ]
-    kept_shard = read_shard(
-        inputs, shard, list(dict.fromkeys(["id", "source", "text", *source_columns]))
-    )
-    judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
-    row_numbers = pa.array(judged)
-    rows = kept_shard.documents.take(row_numbers)
+    names = list(dict.fromkeys(["id", "source", "text", *source_columns]))
+    read = read_shard(inputs, shard, names, sources)
+    rows = read.judged_documents
     # `keep` preserves the number of rows, which a table without columns would not have.
     columns: dict[str, Column] = {"keep": pa.nulls(len(rows))}
     measured = [name for name in reads if name not in DOCUMENT_COLUMNS]
     if measured:
-        table = Corpus(inputs).read(shard, measured, kept=None).take(row_numbers)
+        table = Corpus(inputs).read(shard, measured, kept=None)
+        table = table.take(pa.array(read.judged))
     for name in reads:
         if name in measured:
             columns[name] = table[name]
@@ -324,9 +298,7 @@ def read_judged_columns(
             columns[name] = rows[name].cast(pa.string())
         else:
             columns[name] = rows[name]
-    return JudgedColumns(
-        kept_shard.documents, kept_shard.rows, judged, pa.table(columns)
-    )
+    return JudgedColumns(read.documents, read.rows, read.judged, pa.table(columns))
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.annotate_batches import measure_texts, spread
-from gristmill.dataprep.documents import read_table
+from gristmill.dataprep.annotate_batches import measure_texts
+from gristmill.dataprep.documents import read_table, spread
 from gristmill.dataprep.filters import gopher
 from gristmill.dataprep.filters.rule_sets import (
     columns_read,

@@ -24,12 +24,12 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import as_path, is_local
-from gristmill.dataprep.annotate_batches import spread
 from gristmill.dataprep.documents import (
     annotation_stages,
     as_numbers,
     read_table,
     shard_names,
+    spread,
 )
 from gristmill.dataprep.readers.document_shards import ShardWriter
 from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_pages

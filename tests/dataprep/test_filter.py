@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.annotate_batches import measure_texts, spread
+from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.conservation import QuarantineError, check_conservation
-from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.documents import spread, write_table
 from gristmill.dataprep.filters import filter as filter_stage
 from gristmill.dataprep.thresholds import (
     count_failures,

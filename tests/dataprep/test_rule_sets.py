@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.annotate_batches import spread
-from gristmill.dataprep.documents import read_shard, write_table
+from gristmill.dataprep.documents import read_shard, spread, write_table
 from gristmill.dataprep.filters.gopher import DIALECTS
 from gristmill.dataprep.filters.rule_sets import column_edges, columns_read, measure
 from gristmill.dataprep.thresholds import failures
