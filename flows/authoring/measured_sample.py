@@ -121,14 +121,13 @@ class UnreadableRecord:
 
 @dataclass(frozen=True)
 class SampleSize:
-    """Size and origin of the sample (the key `from` in JSON), estimated number of
-    documents in all, and unreadable records: the first ones, and their number.
+    """Size and origin of the sample (the key `from` in JSON), and unreadable records:
+    the first ones, and their number.
     """
 
     documents: int
     bytes: int
     from_: str
-    documents_in_all: int | None
     unreadable: list[UnreadableRecord]
     unreadable_in_all: int
 
@@ -251,7 +250,6 @@ def measure_sample(
             len(rows),
             int(sizes.sum()),
             sample.described,
-            sample.whole,
             [
                 UnreadableRecord(file, record.number, record.error)
                 for file, record in sample.failures[:SHOWN_FAILURES]
@@ -422,9 +420,7 @@ def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
     sample = measured.sample
     total = sample.documents
     section(console, f"Sample: {counted(total, 'document')}, {size(sample.bytes)}")
-    if sample.documents_in_all:
-        total_text = counted(max(sample.documents_in_all, total), "document")
-        console.print(f"of {sample.from_}; about {total_text} in all")
+    console.print(f"of {sample.from_}")
     for entry in sample.unreadable:
         warn(f"unreadable: {entry.file}, record {entry.record}: {entry.error}")
     num_hidden = sample.unreadable_in_all - len(sample.unreadable)

@@ -36,7 +36,6 @@ from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_p
 from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.parquet import TableReader
-from gristmill.dataprep.readers.pythondocs import is_python_source
 from gristmill.dataprep.readers.readers import one_by_one, read_file
 from gristmill.dataprep.readers.records import (
     Read,
@@ -81,8 +80,6 @@ class Sample:
         sources: sources of the documents; None means all.
         described: origin of the documents.
         failures: (file name, unreadable record).
-        whole: estimated number of documents in the files; None if unknown, and for
-            documents of a run.
     """
 
     inputs: Mapping[str, Path]
@@ -90,7 +87,6 @@ class Sample:
     sources: tuple[str, ...] | None
     described: str
     failures: Sequence[tuple[str, Rejected]] = ()
-    whole: int | None = None
 
 
 @contextlib.contextmanager
@@ -172,8 +168,7 @@ def _sample_of_files(
     )
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     failures: list[tuple[str, Rejected]] = []
-    sampled: dict[SourceFile, tuple[int, float]] = {}
-    documents_of_read_files: dict[SourceFile, int] = {}
+    num_sampled = 0
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(
             Guard(
@@ -204,18 +199,15 @@ def _sample_of_files(
                 if process is None
                 else own_records(process, file, reading)
             )
-            kept, num_bytes = writer.kept, writer.bytes_taken
             share = min(number / len(first), 1.0)
-            writer.limit = max(int(documents * share), kept + 1)
+            writer.limit = max(int(documents * share), writer.kept + 1)
             for record in extract_pages(records, guard, reading):
                 if isinstance(record, Rejected):
                     failures.append((file.name, record))
                 writer.add(file.name, record)
                 if writer.is_full or writer.bytes_taken >= most_bytes * share:
                     break
-            else:
-                documents_of_read_files[file] = writer.kept - kept
-            sampled[file] = writer.kept - kept, writer.bytes_taken - num_bytes
+            num_sampled = number
     writer.close()
     if not writer.kept:
         reason = f": {failures[0][1].error}" if failures else ""
@@ -227,9 +219,8 @@ def _sample_of_files(
         None,
         source.path
         if len(files) == 1
-        else f"{len(sampled)} of {len(files)} files of {source.path}",
+        else f"{num_sampled} of {len(files)} files of {source.path}",
         failures,
-        _estimate_documents(files, documents_of_read_files, sampled, source),
     )
 
 
@@ -237,41 +228,6 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
     """Return at most this many items, evenly spaced from the first to the last."""
     places = {int(place) for place in np.linspace(0, len(items) - 1, number)}
     return [items[place] for place in sorted(places)] if items else []
-
-
-def _estimate_documents(
-    files: Sequence[SourceFile],
-    read: Mapping[SourceFile, int],
-    sampled: Mapping[SourceFile, tuple[int, float]],
-    source: Source,
-) -> int | None:
-    """Estimate the number of documents in all files, format by format: by bytes from
-    files that were read to their end, else from their estimated amount of text.
-
-    Args:
-        files: all files.
-        read: documents of the files that were read to their end.
-        sampled: documents and bytes of text read from each sampled file.
-        source: source of the files.
-    """
-    from gristmill.flows.authoring.look_at_data import files_by_format, text_bytes_of
-
-    total = 0
-    for group in files_by_format(files).values():
-        counts = [read[file] for file in group if file in read]
-        stored = sum(file.size for file in group if file in read)
-        if stored and any(counts):
-            group_bytes = sum(file.size for file in group)
-            estimate = round(sum(counts) * group_bytes / stored)
-            total += len(group) if {*counts} == {1} else estimate
-        elif source.read or source.list or is_python_source(source.path):
-            return None
-        else:
-            samples = [sampled[file] for file in group if file in sampled]
-            samples = [each for each in samples if each[0]] or list(sampled.values())
-            mean = sum(size for _, size in samples) / sum(num for num, _ in samples)
-            total += round(text_bytes_of(source.path, group) / mean)
-    return max(total, 1)
 
 
 @dataclass(frozen=True)
