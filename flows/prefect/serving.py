@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -55,12 +54,6 @@ END_SECONDS = 30.0
 crashed.
 """
 RUN_END_SECONDS = 22.0
-RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Delays before a child that ended by itself is restarted; after the last one it is
-given up.
-"""
-STEADY_SECONDS = 120.0
-"""A child that ran for this long counts as working: the delays start over."""
 
 
 class NoServerError(LookupError):
@@ -68,7 +61,7 @@ class NoServerError(LookupError):
 
 
 class ServerFailedError(RuntimeError):
-    """The server of `up` does not answer, or a child process kept ending."""
+    """The server of `up` does not answer, or a child process has ended."""
 
 
 class OpenServerError(ValueError):
@@ -165,56 +158,6 @@ def limit_trainings(tag: str) -> None:
             client.create_concurrency_limit(tag, 1)
 
 
-@dataclass
-class Supervised:
-    """A child process of `up`, restarted when it ends by itself."""
-
-    role: str
-    number: int
-    environment: dict[str, str]
-    output: int | None
-    arguments: Sequence[str] = ()
-    process: subprocess.Popen[bytes] = field(init=False)
-    restarts: int = 0
-    started: float = 0.0
-    restart_at: float | None = None
-
-    def __post_init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        """Start the process."""
-        self.process = start_child(
-            self.role, self.number, self.environment, self.output, self.arguments
-        )
-        self.started = time.monotonic()
-        self.restart_at = None
-
-    def look(self) -> None:
-        """Restart the process if it has ended, with growing delays.
-
-        Raises:
-            ServerFailedError: the process has ended too often.
-        """
-        now = time.monotonic()
-        if self.restart_at is not None:
-            if now >= self.restart_at:
-                self.start()
-            return
-        if self.process.poll() is None:
-            return
-        if now - self.started > STEADY_SECONDS:
-            self.restarts = 0
-        if self.restarts >= len(RESTART_SECONDS):
-            check_children([self.process])
-        self.restart_at = now + RESTART_SECONDS[self.restarts]
-        self.restarts += 1
-        print(
-            f"{self.role} ended with code {self.process.returncode}; starting it again",
-            flush=True,
-        )
-
-
 def up_and_serve(
     port: int,
     limit: int,
@@ -236,8 +179,8 @@ def up_and_serve(
 
     Raises:
         PortTakenError: a port is in use.
-        ServerFailedError: the server did not answer in time, or a child process kept
-            ending.
+        ServerFailedError: the server did not answer in time, or a child process has
+            ended.
     """
     apply_default_settings(quiet_console=False)
     api = f"http://127.0.0.1:{port}/api"
@@ -256,7 +199,7 @@ def up_and_serve(
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    children: list[Supervised] = []
+    children: list[subprocess.Popen[bytes]] = []
     try:
         environment = {
             "PREFECT_UI_API_URL": "/api",
@@ -266,8 +209,10 @@ def up_and_serve(
         }
         if database is not None:
             environment[DATABASE_VARIABLE] = database
-        children.append(Supervised("server", port, environment, subprocess.DEVNULL))
-        if not wait_for_answer(api, [child.process for child in children], stopping):
+        children.append(
+            start_child("server", port, environment, subprocess.DEVNULL, ())
+        )
+        if not wait_for_answer(api, children, stopping):
             return
         add_sign_in_page()
         address = metrics_link(f"http://127.0.0.1:{port + 1}", password)
@@ -277,13 +222,12 @@ def up_and_serve(
         )
         print(*how_to_open(port, password), metrics, sep="\n", flush=True)
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
-        children.append(Supervised("deployments", limit, links, None, manifests))
+        children.append(start_child("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):
-            for child in children:
-                child.look()
+            check_children(children)
     finally:
         for child in reversed(children):
-            end_session(child.process, END_SECONDS)
+            end_session(child, END_SECONDS)
         reports.shutdown()
         reports.server_close()
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.prefect import serving
 from gristmill.flows.prefect.deployments import (
     ManifestOnOffer,
     find_manifests,
@@ -32,7 +31,7 @@ from gristmill.flows.prefect.server_settings import password_file, server_passwo
 from gristmill.flows.prefect.serving import (
     OpenServerError,
     ServerFailedError,
-    Supervised,
+    check_children,
     check_password,
     serve_deployments,
 )
@@ -440,25 +439,11 @@ def test_child_of_up_exits_if_its_parent_is_already_dead() -> None:
     assert child.returncode == -signal.SIGTERM
 
 
-def test_exited_child_of_up_is_restarted_a_limited_number_of_times(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(serving, "RESTART_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(
-        serving,
-        "start_child",
-        lambda *_: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]),
-    )
-    child = Supervised("server", 4200, {}, None)
-
-    with pytest.raises(
-        ServerFailedError, match=r"ended with code 3; start again with: gristmill up"
-    ):
-        wait_for(child.look, "giving it up")
-
-    assert (
-        capsys.readouterr().out == "server ended with code 3; starting it again\n" * 2
-    )
+def test_exited_child_of_up_is_an_error_with_its_code() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    child.wait()
+    with pytest.raises(ServerFailedError, match=r"code 3"):
+        check_children([child])
 
 
 def test_serve_without_a_server_names_the_command_to_start_one(
