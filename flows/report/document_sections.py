@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gristmill.dataprep.conservation import ranked
+from gristmill.dataprep.quality.quality import DistilledAgreement
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages import pictures
 from gristmill.flows.pages.page_elements import (
@@ -32,9 +33,8 @@ from gristmill.flows.report.facts import (
 from gristmill.flows.report.stage_summaries import (
     Binned,
     Counts,
-    Distilled,
-    LeakedItem,
     Leaks,
+    Row,
     StageCounts,
     StepSummary,
 )
@@ -272,24 +272,25 @@ def quality(facts: Facts, name: str = "quality") -> MaybeSection:
     return Section("Quality", parts)
 
 
-def agreement(distilled: Distilled) -> list[Part]:
+def agreement(distilled: DistilledAgreement) -> list[Part]:
     """Agreement of a classifier with the judge that it learnt from."""
-    cut, counts, best = distilled.at_cut, distilled.confusion, distilled.best
+    counts = distilled["confusion"]
     note = Note(
-        f"Learnt from {distilled.learnt:,} of {distilled.sample:,} judged documents, "
-        f"{distilled.good:,} of them good. On {distilled.held_out:,} held out: AUC "
-        f"{distilled.auc:.4f}; at {cut.cut:.3g} F1 {cut.f1:.3f}, precision "
-        f"{cut.precision:.3f}, recall {cut.recall:.3f}; best F1 {best.f1:.3f} at "
-        f"{best.cut:.3g}."
+        "Learnt from {learnt:,} of {sample:,} judged documents, {good:,} of them good. "
+        "On {held_out:,} held out: AUC {auc:.4f}; at {at_cut[cut]:.3g} F1 "
+        "{at_cut[f1]:.3f}, precision {at_cut[precision]:.3f}, recall "
+        "{at_cut[recall]:.3f}; best F1 {best[f1]:.3f} at {best[cut]:.3g}.".format(
+            **distilled
+        )
     )
     confusion = [
-        ["judge: good", counts.good_kept, counts.good_dropped],
-        ["otherwise", counts.other_kept, counts.other_dropped],
+        ["judge: good", counts["good_kept"], counts["good_dropped"]],
+        ["otherwise", counts["other_kept"], counts["other_dropped"]],
     ]
     columns = {"documents": ",", "mean score": ".3f", "good by the judge": ".1%"}
     calibration = [
-        [f"from {row.from_:.1f}", row.documents, row.score, row.good]
-        for row in distilled.calibration
+        [f"from {row['from']:.1f}", row["documents"], row["score"], row["good"]]
+        for row in distilled["calibration"]
     ]
     return [
         note,
@@ -421,7 +422,7 @@ def repeated_lines(facts: Facts, name: str = "dedup_lines") -> MaybeSection:
 def repeated_passages(facts: Facts, name: str = "dedup_substrings") -> MaybeSection:
     """Passages that repeated so often that they were cut."""
     rows = [
-        [row.copies, row.words, _shorten(row.text)]
+        [row["copies"], row["words"], _shorten(row["text"])]
         for row in facts.step(name).largest_repeats[:MOST_REASONS]
     ]
     columns = {"copies": ",", "words": ",", "begins": ""}
@@ -441,7 +442,7 @@ def contamination(facts: Facts, name: str = "decontaminate") -> MaybeSection:
     )
 
 
-def leaked_items(items: Sequence[LeakedItem], set_column: str, holder: str) -> Table:
+def leaked_items(items: Sequence[Row], set_column: str, holder: str) -> Table:
     """Items of evaluation sets, each with the text that holds it.
 
     Args:
@@ -450,11 +451,11 @@ def leaked_items(items: Sequence[LeakedItem], set_column: str, holder: str) -> T
     """
     rows = [
         [
-            item.set,
-            str(item.item),
-            _shorten(str(item.item_text)),
-            item.contamination,
-            f"{item.source} {item.locator}",
+            item["set"],
+            str(item["item"]),
+            _shorten(str(item["item_text"])),
+            item["contamination"],
+            f"{item['source']} {item['locator']}",
         ]
         for item in items
     ]

@@ -26,11 +26,11 @@ from gristmill.flows.report.facts import Facts, top_reasons
 from gristmill.flows.report.llm_sections import requests_table
 from gristmill.flows.report.stage_summaries import (
     HeldOut,
-    LeakedItem,
     Margins,
     PreparedExamples,
     PreparedStep,
     Record,
+    Row,
     TeacherSummary,
     TuningData,
 )
@@ -57,7 +57,7 @@ def preparation(facts: Facts, name: str) -> MaybeSection:
     summary = facts.summary(name, PreparedExamples)
     sets = [[part.name, *set_numbers(part)] for part in summary.sets]
     steps, leaks = [], []
-    matches: list[LeakedItem] = []
+    matches: list[Row] = []
     for step in summary.steps:
         counts = step.counts
         reasons = _reasons_text(top_reasons(counts.dropped, counts.quarantined))

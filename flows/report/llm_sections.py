@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gristmill.dataprep.examples.make_examples import MadeSet
 from gristmill.flows.pages.page_elements import (
     Heading,
     MaybeSection,
@@ -14,7 +15,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.report.facts import Facts
-from gristmill.flows.report.stage_summaries import MadeExamples, Row
+from gristmill.flows.report.stage_summaries import Row
 
 
 def judges(facts: Facts, name: str = "judge") -> MaybeSection:
@@ -68,15 +69,15 @@ def generated(facts: Facts, name: str = "generate") -> MaybeSection:
 
 def made_examples(facts: Facts, name: str) -> MaybeSection:
     """Yield of a set of examples, and the rewards of its answers."""
-    summary = facts.summary(name, MadeExamples)
+    summary = facts.summary(name, MadeSet)
     prompts, answers = summary.prompts, summary.answers
-    dropped = {**prompts.dropped, **answers.dropped}
+    dropped = {**prompts["dropped"], **answers.dropped}
     yield_row = [
-        prompts.read,
+        prompts["read"],
         answers.asked,
         ", ".join(f"{reason} {number:,}" for reason, number in dropped.items()),
-        sum(prompts.dropped.values()),
-        prompts.quarantined,
+        sum(prompts["dropped"].values()),
+        prompts["quarantined"],
         summary.examples,
     ]
     yield_columns = {

@@ -12,9 +12,13 @@ from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from gristmill.dataprep.decontamination.decontaminate import SetReport
+from gristmill.dataprep.dedup.exact_substring import Repeat
+from gristmill.dataprep.dedup.lines import RepeatedUnit
 from gristmill.dataprep.examples.kept_examples import PreparedSet
-from gristmill.dataprep.examples.make_examples import RewardSpread
 from gristmill.dataprep.examples.preferences import Audit
+from gristmill.dataprep.llm.generated_documents import GeneratedSource
+from gristmill.dataprep.quality.quality import DistilledAgreement
 from gristmill.dataprep.readers.document_shards import Loss
 from gristmill.flows.pages.page_elements import ByName, Measure
 from gristmill.tokenize.encoding.token_report import GroupTokens
@@ -112,15 +116,6 @@ class ReaderTally(Summary):
     cut: int
 
 
-class RepeatedText(Summary):
-    """A line or a passage that was cut, and the number of its occurrences."""
-
-    text: str
-    documents: int = 0
-    copies: int = 0
-    words: int = 0
-
-
 @dataclass(frozen=True)
 class Cluster:
     """A large cluster of duplicates; `survivor` is an id."""
@@ -130,87 +125,11 @@ class Cluster:
     locator: str = ""
 
 
-class LeakedSet(Summary):
-    """Items of an evaluation set that documents hold."""
-
-    items: int
-    checked: int
-    contaminated: int
-    contaminated_share: float = 0.0
-
-
-class LeakedItem(Summary):
-    """An item of an evaluation set, and the document that holds it."""
-
-    set: str
-    item: str | int
-    item_text: str | int | float
-    contamination: float
-    source: str
-    locator: str
-
-
 class Leaks(Summary):
     """Summary of `decontaminate`."""
 
-    sets: ByName[LeakedSet] = {}
-    matches: Sequence[LeakedItem] = ()
-
-
-class Separation(Summary):
-    """Precision and recall of a classifier at a cut."""
-
-    cut: float
-    f1: float
-    precision: float = 0.0
-    recall: float = 0.0
-
-
-class Confusion(Summary):
-    """Documents by the verdicts of the judge and of the classifier."""
-
-    good_kept: int
-    good_dropped: int
-    other_kept: int
-    other_dropped: int
-
-
-class CalibrationBin(Summary):
-    """Documents whose score begins at `from_`, by the judge's verdict."""
-
-    from_: float = Field(alias="from")
-    documents: int
-    score: float
-    good: float
-
-
-class Distilled(Summary):
-    """A classifier that learnt from a judge, measured on held-out documents."""
-
-    sample: int
-    good: int
-    learnt: int
-    held_out: int
-    auc: float
-    at_cut: Separation
-    best: Separation
-    confusion: Confusion
-    calibration: Sequence[CalibrationBin]
-
-
-class GeneratedSource(Summary):
-    """Yield of a source whose documents a model wrote."""
-
-    style: str
-    made_from: Sequence[str]
-    parents: int
-    used: int
-    requests: int
-    kept: int
-    dropped: ByName[int]
-    quarantined: int
-    bytes: int
-    asked: Row
+    sets: ByName[SetReport] = {}
+    matches: Sequence[Row] = ()
 
 
 class Binned(Summary):
@@ -271,8 +190,8 @@ class StepSummary(Summary):
     domains: Sequence[Domain] = ()
     map: Sequence[tuple[float, float, int]] = ()
     sample: int = 0
-    most_repeated: Sequence[RepeatedText] = ()
-    largest_repeats: Sequence[RepeatedText] = ()
+    most_repeated: Sequence[RepeatedUnit] = ()
+    largest_repeats: Sequence[Repeat] = ()
     clusters: int = 0
     largest_clusters: Sequence[Cluster] = ()
     dropped_by_rule: ByName[int] = {}
@@ -280,7 +199,7 @@ class StepSummary(Summary):
     auc: float | None = None
     length_auc: float | None = None
     held_out: int = 0
-    distilled: Distilled | None = None
+    distilled: DistilledAgreement | None = None
     asked: Sequence[Row] = ()
     unusable: int = 0
     generated: ByName[GeneratedSource] = {}
@@ -346,34 +265,14 @@ class Packed(Summary):
     packing_cost: PackingCost | None = None
 
 
-class AnswerCounts(Summary):
-    """Answers that a model was asked for, and dropped ones by reason."""
-
-    asked: int
-    dropped: ByName[int]
-
-
-class MadeExamples(Summary):
-    """Summary of a set of examples that a model wrote; `gives` is their kind."""
-
-    gives: str
-    examples: int
-    prompts: Counts
-    answers: AnswerCounts
-    rewards: ByName[RewardSpread]
-    asked: Sequence[Row]
-    principles: ByName[int] = {}
-    licences: Sequence[str] = ()
-
-
 class PreparedStep(Summary):
     """A step that judged examples, and the view of them that it judged."""
 
     stage: str
     judges: str
     counts: Counts
-    sets: ByName[LeakedSet] = {}
-    matches: Sequence[LeakedItem] = ()
+    sets: ByName[SetReport] = {}
+    matches: Sequence[Row] = ()
     biases: Row = {}
     asked: Sequence[Row] = ()
 
