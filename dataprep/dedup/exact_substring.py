@@ -30,10 +30,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import TypedDict
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import (

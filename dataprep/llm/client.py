@@ -31,7 +31,9 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, Self
+
+from typing_extensions import TypedDict
 
 from gristmill.core.files import canonical_json
 from gristmill.core.secrets import mask_text, remember_secrets

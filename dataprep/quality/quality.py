@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import NotRequired
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import TypedDict
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import measure_texts, merge_annotations

@@ -10,23 +10,15 @@ retried in a fresh process: the result of a page depends on that page alone.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
-import select
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from queue import SimpleQueue
 
-from gristmill.dataprep.readers.guarded import (
-    LENGTH_BYTES,
-    SLEEP_FACTOR,
-    GuardedProcess,
-    frame,
-)
+from gristmill.dataprep.readers.guarded import EndedError, GuardedProcess
 from gristmill.dataprep.readers.html import ExtractorAnswer, Options
 from gristmill.dataprep.readers.records import (
     EMPTY,
@@ -43,11 +35,8 @@ from gristmill.dataprep.readers.records import (
 WINDOW_PAGES = 64
 WINDOW_BYTES = 8 << 20
 """Pages and bytes in flight before an answer is awaited."""
-PIPE_BYTES = 1 << 20
 HELD_ITEMS = 1024
 """Items held after an unanswered page to keep the order."""
-START_SECONDS = 120.0
-READ_BYTES = 1 << 16
 
 
 class ExtractorError(ValueError):
@@ -84,8 +73,7 @@ class Guard(GuardedProcess):
     limits: Limits = Limits()
     _pages: deque[_SentPage] = field(default_factory=deque)
     _bytes: int = 0
-    _unwritten: bytearray = field(default_factory=bytearray)
-    _unread: bytearray = field(default_factory=bytearray)
+    _unsent: SimpleQueue[_SentPage | None] = field(default_factory=SimpleQueue)
     _answered: int = 0
     """Answers of the current process."""
 
@@ -99,36 +87,34 @@ class Guard(GuardedProcess):
 
     def submit(self, page: Page) -> None:
         """Submit a page; `collect` returns the answers in order."""
-        header = frame(
-            {"encoding": page.encoding, "charset": page.charset, "errors": page.errors}
-        )
-        self._pages.append(_SentPage(header + frame(page.content)))
-        self._bytes += len(self._pages[-1].content)
+        header = {
+            "encoding": page.encoding,
+            "charset": page.charset,
+            "errors": page.errors,
+        }
+        content = json.dumps(header).encode() + b"\n" + page.content
+        self._pages.append(_SentPage(content))
+        self._bytes += len(content)
         if self._child is None:
             self._start()
         else:
-            self._unwritten += self._pages[-1].content
-            self._write()
+            self._unsent.put(self._pages[-1])
 
     def collect(self) -> ExtractorAnswer:
         """Wait for the answer to the oldest submitted page: its text, or an error."""
         while True:
-            answer = self._take_answer()
-            if answer is not None and "memory" not in answer:
-                self._forget()
-                self._answered += 1
-                return answer
-            if answer is not None:
+            page = self._pages[0]
+            try:
+                answer: ExtractorAnswer = json.loads(self.receive())
+                if "memory" not in answer:
+                    self._forget()
+                    self._answered += 1
+                    return answer
                 end = f"needed more than {self.limits.memory_bytes >> 20} MiB of memory"
-            elif (
-                state := self._exchange(SLEEP_FACTOR * self.limits.seconds)
-            ) == "alive":
-                continue
-            else:
-                end = self._late if state == "asleep" else self.describe_end()
+            except EndedError as error:
+                end = str(error)
             # Restart the process after the page that ended it, or with it if no fresh
             # process has tried it.
-            page = self._pages[0]
             is_retried = self._answered > 0 and not page.tried and end != self._late
             page.tried = True
             self.kill()
@@ -138,6 +124,14 @@ class Guard(GuardedProcess):
                 self._start()
             if not is_retried:
                 return {"error": f"the extractor {end}"}
+
+    def kill(self) -> None:
+        """Kill the process, if it runs, and end its writer."""
+        if self._child is not None:
+            self._child.kill()
+            self._unsent.put(None)
+            self._writer.join()
+        super().kill()
 
     def _forget(self) -> None:
         self._bytes -= len(self._pages.popleft().content)
@@ -149,64 +143,27 @@ class Guard(GuardedProcess):
             "seconds": self.limits.seconds,
             "memory_bytes": self.limits.memory_bytes,
         }
-        self.begin(
-            "gristmill.dataprep.readers.html",
-            settings,
-            {signal.SIGPROF: self._late},
-            bufsize=0,
-        )
-        for pipe in self.pipes:
-            os.set_blocking(pipe.fileno(), False)
-            # a larger pipe is optional, and specific to Linux
-            with contextlib.suppress(OSError, AttributeError):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        time_outs = dict.fromkeys((signal.SIGPROF, signal.SIGALRM), self._late)
+        self.begin("gristmill.dataprep.readers.html", settings, time_outs)
         self._answered = 0
-        self._unwritten = bytearray(b"".join(page.content for page in self._pages))
-        self._unread = bytearray()
-        while self._take_answer() is None:
-            if self._exchange(START_SECONDS) != "alive":
-                self.kill()
-                raise ExtractorError(
-                    f"the extractor {self.extractor!r} could not be "
-                    "started; the log says why"
-                )
-
-    def _take_answer(self) -> ExtractorAnswer | None:
-        if len(self._unread) < LENGTH_BYTES:
-            return None
-        end = LENGTH_BYTES + int.from_bytes(self._unread[:LENGTH_BYTES], "little")
-        if len(self._unread) < end:
-            return None
-        answer: ExtractorAnswer = json.loads(bytes(self._unread[LENGTH_BYTES:end]))
-        del self._unread[:end]
-        return answer
-
-    def _exchange(self, seconds: float) -> Literal["alive", "dead", "asleep"]:
-        """Write and read without blocking; `asleep` if neither was possible for so
-        long.
-        """
-        requests, answers = self.pipes
-        poll = select.poll()
-        poll.register(answers, select.POLLIN)
-        if self._unwritten:
-            poll.register(requests, select.POLLOUT)
-        events = dict(poll.poll(1000 * seconds))
-        if requests.fileno() in events:
-            self._write()
-        if answers.fileno() not in events:
-            return "alive" if events else "asleep"
-        chunk = answers.read(READ_BYTES)
-        self._unread += chunk or b""
-        return "alive" if chunk else "dead"
+        self._unsent = SimpleQueue()
+        for page in self._pages:
+            self._unsent.put(page)
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+        try:
+            self.receive()
+        except EndedError as error:
+            self.kill()
+            raise ExtractorError(
+                f"the extractor {self.extractor!r} could not be started; the log says "
+                "why"
+            ) from error
 
     def _write(self) -> None:
-        try:
-            written = self.pipes[0].write(self._unwritten[:PIPE_BYTES])
-        except BrokenPipeError:
-            # the process died, which the end of its answers reports
-            self._unwritten.clear()
-            return
-        del self._unwritten[: written or 0]
+        """Send the pages of the current process, whose answers are read meanwhile."""
+        for page in iter(self._unsent.get, None):
+            self.send(page.content)
 
 
 def extract_pages(

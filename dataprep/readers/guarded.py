@@ -1,10 +1,10 @@
 """A child process for work that a bad input may crash, hang or drive out of memory: its
 start and its protocol.
 
-Both sides send frames: a length (8 bytes, little-endian) and as many bytes. The process
-gets its settings as its only argument, in JSON. It ends with its parent, or at the end
-of its requests. It limits its own memory, and its CPU time per answer with an
-ITIMER_PROF, whose signal ends it.
+The process gets its settings as its only argument, in JSON, and messages of bytes from
+its standard input; it sends messages to its standard output. It ends with its parent,
+or at the end of its requests. It limits its own memory, and its time per answer, with
+timers whose signals end it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Self
+from typing import Any, Self
 
 from gristmill.core.files import CHUNK_BYTES, as_path, is_local
 from gristmill.core.processes import end_with_parent, kill_child
 
-LENGTH_BYTES = 8
-READ_AHEAD_BYTES = 1 << 20
 SLEEP_FACTOR = 6
 """Wall-clock limit of an answer, as a multiple of its CPU limit."""
 
@@ -42,6 +41,8 @@ class GuardedProcess:
     """
 
     _child: subprocess.Popen[bytes] | None = None
+    _to_child: Connection
+    _from_child: Connection
     _time_outs: Mapping[int, str] = {}
 
     def __enter__(self) -> Self:
@@ -55,7 +56,6 @@ class GuardedProcess:
         module: str,
         settings: Mapping[str, object],
         time_outs: Mapping[int, str],
-        bufsize: int = -1,
     ) -> None:
         """Start a module in the process.
 
@@ -63,59 +63,45 @@ class GuardedProcess:
             time_outs: signal of a time limit -> description of the end.
         """
         self._time_outs = time_outs
-        self._child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                module,
-                json.dumps({**settings, "parent": os.getpid()}),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=bufsize,
-        )
+        arguments = json.dumps({**settings, "parent": os.getpid()})
+        requests, self._to_child = Pipe(duplex=False)
+        self._from_child, answers = Pipe(duplex=False)
+        with requests, answers:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", module, arguments],
+                stdin=requests.fileno(),
+                stdout=answers.fileno(),
+            )
 
-    @property
-    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Requests and answers of the running process."""
-        assert self._child is not None
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        return self._child.stdin, self._child.stdout
-
-    def send(self, content: bytes | Mapping[str, object]) -> None:
-        """Send a frame; a process that ended is reported by its missing answer."""
-        requests, _ = self.pipes
+    def send(self, message: bytes) -> None:
+        """Send a message; a process that ended is reported by its missing answer."""
         with contextlib.suppress(BrokenPipeError):
-            requests.write(frame(content))
-            requests.flush()
+            self._to_child.send_bytes(message)
 
     def receive(self) -> bytes:
-        """Wait for a frame.
+        """Wait for a message.
 
         Raises:
-            EndedError: the process ended.
+            EndedError: the process ended; the error describes how, such as `crashed
+                (signal 11)`.
         """
-        content = read_frame(self.pipes[1])
-        if content is None:
-            raise EndedError(self.describe_end())
-        return content
-
-    def describe_end(self) -> str:
-        """Describe the end of the process: `crashed (signal 11)`."""
         assert self._child is not None
-        status = self._child.wait()
-        if -status in self._time_outs:
-            return self._time_outs[-status]
-        return (
-            f"crashed (signal {-status})" if status < 0 else f"ended (status {status})"
-        )
+        try:
+            return self._from_child.recv_bytes()
+        except (EOFError, OSError):  # the end, or one in the middle of a message
+            status = self._child.wait()
+            way = f"ended (status {status})"
+            if status < 0:
+                way = self._time_outs.get(-status, f"crashed (signal {-status})")
+            raise EndedError(way) from None
 
     def kill(self) -> None:
         """Kill the process, if it runs."""
         if self._child is not None:
             kill_child(self._child)
             self._child = None
+            self._to_child.close()
+            self._from_child.close()
 
 
 @contextlib.contextmanager
@@ -136,18 +122,42 @@ def local_copy(location: str | Path) -> Iterator[Path]:
         yield copy
 
 
-def begin() -> tuple[Any, BinaryIO, BinaryIO]:
-    """Set up the child process; returns its settings, the request stream and the answer
-    stream.
+def begin() -> tuple[Any, Iterator[bytes], Connection]:
+    """Set up the child process; returns its settings, its requests, and the connection
+    for its answers.
     """
     settings = json.loads(sys.argv[1])
     end_with_parent(signal.SIGKILL, settings["parent"])
-    requests = os.fdopen(os.dup(0), "rb", buffering=READ_AHEAD_BYTES)
-    answers = os.fdopen(os.dup(1), "wb")
+    requests = Connection(os.dup(0), writable=False)
+    answers = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # output of libraries must not mix with answers
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_resource(resource.RLIMIT_CORE, 0)
-    return settings, requests, answers
+    return settings, _messages(requests), answers
+
+
+class TimeLimited:
+    """Time limit: ends the process if a block exceeds its CPU time, or SLEEP_FACTOR
+    times that in wall-clock time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self._seconds)
+        signal.setitimer(signal.ITIMER_REAL, SLEEP_FACTOR * self._seconds)
+
+    def __exit__(self, *error: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _messages(connection: Connection) -> Iterator[bytes]:
+    """Yield messages until the other side closes the connection."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield connection.recv_bytes()
 
 
 def limit_resource(kind: int, amount: int) -> None:
@@ -155,20 +165,3 @@ def limit_resource(kind: int, amount: int) -> None:
     _, hard = resource.getrlimit(kind)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     resource.setrlimit(kind, (amount, amount))
-
-
-def frame(content: bytes | Mapping[str, object]) -> bytes:
-    """Content, or its JSON, prefixed with its length."""
-    if not isinstance(content, bytes):
-        content = json.dumps(content).encode("ascii")
-    return len(content).to_bytes(LENGTH_BYTES, "little") + content
-
-
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """Content of the next frame; None if the stream ends before its end."""
-    length = stream.read(LENGTH_BYTES)
-    if len(length) < LENGTH_BYTES:
-        return None
-    size = int.from_bytes(length, "little")
-    content = stream.read(size)
-    return content if len(content) == size else None

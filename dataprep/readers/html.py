@@ -7,8 +7,7 @@ pages or the network.
 
 The process (started by `extraction_guard.Guard`) reads pages from its standard input
 and writes one answer for each, in order. It ends at a page that exceeds its CPU time,
-and after a page that exceeds its memory. A page is two frames (`guarded.py`): JSON and
-its content.
+and after a page that exceeds its memory. A page is a line of JSON and its content.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 import resource
-import signal
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TypedDict
@@ -29,7 +27,7 @@ from gristmill.dataprep.readers.charsets import (
     declared_in_page,
     decode,
 )
-from gristmill.dataprep.readers.guarded import begin, frame, limit_resource, read_frame
+from gristmill.dataprep.readers.guarded import TimeLimited, begin, limit_resource
 
 WARM_UP = b"<html><head><title>t</title></head><body><p>Some text.</p></body></html>"
 MAX_PAGE_DATE = "2100-01-01"
@@ -173,26 +171,25 @@ def main() -> None:
     extract(WARM_UP, "utf-8", "", extractor, options)
     limit_resource(resource.RLIMIT_AS, settings["memory_bytes"])
     answer: ExtractorAnswer = {"ready": True}
-    while "memory" not in answer:
-        answers.write(frame(answer))
-        answers.flush()
-        page_header, content = read_frame(pages), read_frame(pages)
-        if page_header is None or content is None:
+    answers.send_bytes(json.dumps(answer).encode())
+    limited = TimeLimited(settings["seconds"])
+    for page in pages:
+        header, _, content = page.partition(b"\n")
+        with limited:
+            try:
+                answer = extract(
+                    content, extractor=extractor, options=options, **json.loads(header)
+                )
+            except UndecodableError as error:
+                answer = {"error": str(error)}
+            except MemoryError:
+                answer = {"memory": True}
+            except Exception as error:  # noqa: BLE001 - any error loses only this page
+                message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                answer = {"error": f"the extractor failed: {message}"}
+        answers.send_bytes(json.dumps(answer).encode())
+        if "memory" in answer:
             return
-        header = json.loads(page_header)
-        signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
-        try:
-            answer = extract(content, extractor=extractor, options=options, **header)
-        except UndecodableError as error:
-            answer = {"error": str(error)}
-        except MemoryError:
-            answer = {"memory": True}
-        except Exception as error:  # noqa: BLE001 - any error loses only this page
-            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            answer = {"error": f"the extractor failed: {message}"}
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    answers.write(frame(answer))
-    answers.flush()
 
 
 if __name__ == "__main__":

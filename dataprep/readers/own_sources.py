@@ -2,11 +2,11 @@
 printed output only affects the current file.
 
 This module has both sides. `OwnProcess` starts the process with the code by value; the
-process reports that it is ready, then answers one request at a time. Frames
-(`guarded.py`) are JSON towards it and pickled tuples back. Records are sent in buffers.
-If the process ends, the last buffer is lost, so the file is read again in a fresh
-process that sends each record at once: the result is every record that its reader
-yielded before it ended.
+process reports that it is ready, then answers one request at a time. Messages
+(`guarded.py`) are JSON towards it and pickled tuples back, as many as fit a buffer. If
+the process ends, the last buffer is lost, so the file is read again in a fresh process
+that sends each record at once: the result is every record that its reader yielded
+before it ended.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from gristmill.dataprep.readers.guarded import (
     SLEEP_FACTOR,
     EndedError,
     GuardedProcess,
-    frame,
+    TimeLimited,
     local_copy,
-    read_frame,
 )
 from gristmill.dataprep.readers.records import (
     Page,
@@ -188,16 +187,19 @@ class OwnProcess(GuardedProcess):
         is_complete = False
         try:
             self.start()
-            self.send(request)
+            self.send(json.dumps(request).encode())
             while not is_complete:
-                answer: Answer = pickle.loads(self.receive())
-                if answer[0] == "refused":
-                    raise OwnCodeError(answer[1])
-                if answer[0] == "errno":
-                    raise OSError(*answer[1:])
-                is_complete = answer[0] == "end"
-                if not is_complete:
-                    yield answer
+                buffer = self.receive()
+                stream = io.BytesIO(buffer)
+                while stream.tell() < len(buffer):
+                    answer: Answer = pickle.load(stream)
+                    if answer[0] == "refused":
+                        raise OwnCodeError(answer[1])
+                    if answer[0] == "errno":
+                        raise OSError(*answer[1:])
+                    is_complete = answer[0] == "end"
+                    if not is_complete:
+                        yield answer
         finally:
             if not is_complete:
                 self.kill()
@@ -240,19 +242,21 @@ class OwnProcess(GuardedProcess):
 
 def main() -> None:
     """Load the function, then answer requests until their stream ends."""
-    settings, requests, output = guarded.begin()
-    answers = open(output.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - closed at exit
+    settings, requests, answers = guarded.begin()
+    buffer = io.BytesIO()
     with open(os.devnull) as null_device:
         # user code that reads stdin would consume the next request
         os.dup2(null_device.fileno(), 0)
 
     def answer(*values: Any, at_once: bool = True) -> None:
-        answers.write(frame(pickle.dumps(values)))
-        if at_once:
-            answers.flush()
+        pickle.dump(values, buffer)
+        if at_once or buffer.tell() >= BUFFER_BYTES:
+            answers.send_bytes(buffer.getvalue())
+            buffer.seek(0)
+            buffer.truncate()
 
-    own = Own.model_validate_json(read_frame(requests) or b"")
-    limited = _TimeLimited(settings["seconds"])
+    own = Own.model_validate_json(next(requests))
+    limited = TimeLimited(settings["seconds"])
     user_function: _Reader | _Listing
     try:
         with limited:
@@ -261,7 +265,7 @@ def main() -> None:
         answer("refused", str(error))
         return
     answer("ready", user_function.takes)
-    while (request := read_frame(requests)) is not None:
+    for request in requests:
         details = json.loads(request)
         try:
             for values in user_function.answers(details):
@@ -272,23 +276,6 @@ def main() -> None:
             answer("errno", *filter(None, (error.errno, str(error))))
         else:
             answer("end")
-
-
-class _TimeLimited:
-    """Time limit: ends the process if a block exceeds its CPU time, or SLEEP_FACTOR
-    times that in wall-clock time.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        signal.setitimer(signal.ITIMER_PROF, self._seconds)
-        signal.setitimer(signal.ITIMER_REAL, SLEEP_FACTOR * self._seconds)
-
-    def __exit__(self, *error: object) -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _parameters(own: Own) -> list[inspect.Parameter]:
@@ -314,7 +301,7 @@ class _Item:
 class _Reader:
     """A user's reader; `takes` is its argument, `path` or `stream`."""
 
-    def __init__(self, own: Own, limited: _TimeLimited) -> None:
+    def __init__(self, own: Own, limited: TimeLimited) -> None:
         self._own = own
         self._limited = limited
         self._call = load_own(own, "path or stream")
@@ -447,7 +434,7 @@ def one_line_of(own: Own, error: BaseException) -> str:
 class _Listing:
     """A user's listing; `takes` is `path` if it takes the source's path, else empty."""
 
-    def __init__(self, own: Own, limited: _TimeLimited) -> None:
+    def __init__(self, own: Own, limited: TimeLimited) -> None:
         self._own = own
         self._limited = limited
         names = [parameter.name for parameter in _parameters(own)]

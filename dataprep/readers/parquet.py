@@ -140,7 +140,7 @@ class TableReader(GuardedProcess):
                 {signal.SIGPROF: late},
             )
         try:
-            self.send(request)
+            self.send(json.dumps(request).encode())
             while not is_complete:
                 answer: TableAnswer = json.loads(self.receive())
                 if "rows" in answer:

@@ -3,7 +3,7 @@ writes its rows as validated batches.
 
 Arrow trusts the offsets in a file, so a damaged file may crash its reader or make it
 allocate any amount of memory. Each batch is fully validated here before it is sent.
-Started by `parquet.TableReader`; a frame (`guarded.py`) is JSON, or after
+Started by `parquet.TableReader`; a message (`guarded.py`) is JSON, or after
 `{"batch": true}` an Arrow stream of one batch.
 """
 
@@ -14,13 +14,14 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO, TypedDict
+from typing import TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.readers.guarded import begin, frame, limit_resource, read_frame
+from gristmill.dataprep.readers.guarded import begin, limit_resource
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
@@ -93,42 +94,40 @@ def main() -> None:
         resource.RLIMIT_AS,
         pages * resource.getpagesize() + settings["memory_bytes"],
     )
-    while (request := read_frame(requests)) is not None:
+    for request in requests:
         outcome = _answer(answers, json.loads(request), settings)
-        answers.write(frame(outcome))
-        answers.flush()
+        _send(answers, outcome)
         if outcome != {"end": True}:
             return
 
 
+def _send(answers: Connection, answer: TableAnswer) -> None:
+    answers.send_bytes(json.dumps(answer).encode())
+
+
 def _answer(
-    answers: BinaryIO, request: TableRequest, settings: TableSettings
+    answers: Connection, request: TableRequest, settings: TableSettings
 ) -> TableAnswer:
     """Write the batches of a file; returns the outcome."""
     read = _parquet if request["form"] == "parquet" else _arrow
-
-    def write(answer: TableAnswer) -> None:
-        answers.write(frame(answer))
-
     try:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
         for batch in read(Path(request["path"]), request):
             if not isinstance(batch, pa.RecordBatch):
-                write(batch)
+                _send(answers, batch)
                 continue
             for piece in _pieces(batch, min(BATCH_BYTES, settings["row_bytes"])):
                 if (error := _damage_of(piece)) is not None:
-                    write({"lost": len(piece), "error": error})
+                    _send(answers, {"lost": len(piece), "error": error})
                     continue
                 if len(piece) == 1 and piece.nbytes > settings["row_bytes"]:
-                    write({"too_long": True})
+                    _send(answers, {"too_long": True})
                 else:
-                    write({"batch": True})
+                    _send(answers, {"batch": True})
                     sink = pa.BufferOutputStream()
                     with pa.ipc.new_stream(sink, piece.schema) as writer:
                         writer.write_batch(piece)
-                    answers.write(frame(bytes(sink.getvalue())))
-                answers.flush()
+                    answers.send_bytes(sink.getvalue())
             signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
     except (MemoryError, pa.ArrowMemoryError):
         return {"memory": True}
