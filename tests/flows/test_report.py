@@ -358,7 +358,13 @@ def test_edits_repeated_lines_and_leaks_are_shown() -> None:
             },
             "dedup_substrings": {
                 "largest_repeats": [
-                    {"copies": 2, "words": 115, "text": "June 2013", "document": "0"}
+                    {
+                        "copies": 2,
+                        "words": 115,
+                        "text": "June 2013",
+                        "document": "0",
+                        "begin": 0,
+                    }
                 ]
             },
             "decontaminate": {
