@@ -60,9 +60,10 @@ TRIED = """
 
 They work in `pretrain.model.init_from`, `sft`, `dpo`, `rl`, `evaluate`, `chat`, `generate` and `export`, with full
 weights or adapters, on one process or sharded (`engine.parallel.shard`). Not with `reward`, `export.gguf`, `float8`,
-`engine.compute.compile`, and tensor or context parallelism; each is an error that says so. They compute logits of all
-positions at once, which for a large vocabulary takes memory: lower `micro_batch_size`. Dropout is off, and experts get
-no balancing loss.
+`engine.compute.compile`, and tensor or context parallelism; each is an error that says so. Losses need no
+logits of all positions at once, where the class computes logits as products with the output matrix, also with a bias,
+a factor or a softcap; this is measured on the model before the first step. Dropout is off, and experts get no balancing
+loss. Files are read tensor by tensor, except the experts that transformers joins.
 
 Each row was tried with {version} on a tiny model with random weights: logits equal those of `from_pretrained`, and
 an untrained export has the names, values and configuration of the loaded folder. Documents of a packed row are always

@@ -113,6 +113,7 @@ OPTIONS = {
     ),
     "bounds": ("documents", "folder"),
     "outages": ("folder",),
+    "sizes": ("model",),
     "chain": ("documents", "folder", "flame"),
 }
 """Area -> options that its functions take."""

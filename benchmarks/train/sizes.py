@@ -9,7 +9,8 @@ device's peak is), the wait for data, and the pauses for checkpoints.
 The sizes of a GPU are those that papers and other projects report: one micro-batch is
 as large as the memory of an H200 allows without activation checkpointing, and
 micro-batches accumulate as in published recipes. Each side trains in a process of its
-own, whose memory is measured.
+own, whose memory is measured. `--model PATH` measures a folder of transformers in their
+place, beside its class in a plain loop.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from benchmarks.checkout import ROOT
 from benchmarks.measuring import Row, row
 from benchmarks.train.small_models import random_packed_set
 from gristmill.mixtures.schema.model import Model
+from gristmill.train.models.weights import read_shape
 
 GIGA = 1e9
 WINDOWS = 8
@@ -51,7 +53,7 @@ class Size:
 
     Attributes:
         name: beginning of its rows' names.
-        model: the section.
+        model: the section, or the folder of a model.
         vocab: number of ids.
         length: tokens per row.
         micro_rows, rows: per forward pass and per step.
@@ -62,7 +64,7 @@ class Size:
     """
 
     name: str
-    model: Model
+    model: Model | Path
     vocab: int
     length: int
     micro_rows: int
@@ -155,14 +157,21 @@ ON_CPU = (
 )
 
 
-def rows() -> Iterator[Row]:
-    """Measure all sizes of this device.
+def rows(model: Path | None = None) -> Iterator[Row]:
+    """Measure all sizes of this device, or a model.
 
     Raises:
         RuntimeError: our own training failed; the message has its output.
     """
-    for size in ON_GPU if torch.cuda.is_available() else ON_CPU:
-        yield from rows_of(size)
+    on_gpu = torch.cuda.is_available()
+    if model is None:
+        for size in ON_GPU if on_gpu else ON_CPU:
+            yield from rows_of(size)
+        return
+    shape = read_shape(model)
+    length = min(shape.sequence_length, 2048 if on_gpu else 256)
+    name = f"{model.name}, {shape.parameters / 1e6:.0f}M, T={length}"
+    yield from rows_of(Size(name, model, shape.vocab_size, length, 1, 4, 2))
 
 
 def rows_of(size: Size) -> Iterator[Row]:
@@ -254,7 +263,9 @@ def _measure_by_turns(
 def _train(side: str, size: Size, folder: Path) -> subprocess.CompletedProcess[str]:
     settings = {
         **vars(size),
-        "model": size.model.model_dump(mode="json"),
+        "model": str(size.model.absolute())
+        if isinstance(size.model, Path)
+        else size.model.model_dump(mode="json"),
     }
     return subprocess.run(
         [

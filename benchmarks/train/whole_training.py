@@ -30,8 +30,12 @@ from gristmill.train.loop.throughput import (
     peak_memory_bytes,
 )
 from gristmill.train.loop.training_job import Job, Learner
-from gristmill.train.models.model_config import Shape, shape_of
-from gristmill.train.models.weights import drawn
+from gristmill.train.models.model_config import (
+    Shape,
+    TransformersShape,
+    shape_of,
+)
+from gristmill.train.models.weights import TensorOf, drawn, read_shape, stored
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.trainer import train
 
@@ -42,8 +46,9 @@ time.
 """
 
 
-def ours(packed: PackedSet, shape: Shape, size: Size) -> OurSpeed:
+def ours(packed: PackedSet, size: Size) -> OurSpeed:
     """Run a pre-training as the stage does, with checkpoints and without validation."""
+    shape, tensor_of = _start(size)
     window, steps = size.window_steps, WINDOWS * size.window_steps
     section = pretrain_section(steps, size.rows, size.micro_rows, window, LEARNING_RATE)
     compute, flops = (
@@ -52,7 +57,7 @@ def ours(packed: PackedSet, shape: Shape, size: Size) -> OurSpeed:
     )
     with single_process() as world, tempfile.TemporaryDirectory() as work:
         dtype = compute_dtype("auto", world.device)
-        model = sharded_model(shape, drawn(shape, 0), world, dtype, compute)
+        model = sharded_model(shape, tensor_of, world, dtype, compute)
         context = Context(
             Path(work),
             training=TrainingEngine(checkpoint_every=3 * window, compute=compute),
@@ -94,17 +99,34 @@ def ours(packed: PackedSet, shape: Shape, size: Size) -> OurSpeed:
         }
 
 
-def transformers(packed: PackedSet, shape: Shape, size: Size) -> Speed:
-    """Run transformers' Llama in a plain loop: the same tokens, batches, precision,
-    clipping and fused AdamW.
+def _start(size: Size) -> tuple[Shape | TransformersShape, TensorOf]:
+    """Sizes and first weights of the model."""
+    if isinstance(size.model, Path):
+        return read_shape(size.model), stored(size.model)
+    shape = shape_of(size.model, size.vocab, size.length)
+    return shape, drawn(shape, 0)
+
+
+def transformers(packed: PackedSet, size: Size) -> Speed:
+    """Run a class of transformers, by default Llama, in a plain loop: the same tokens,
+    batches, precision, clipping and fused AdamW.
     """
+    from transformers import AutoModelForCausalLM
+
     with single_process() as world:
         device, length, window = (
             world.device,
             packed.sequence_length,
             size.window_steps,
         )
-        model = hf_llama(shape, length).to(device)
+        if isinstance(size.model, Path):
+            model = AutoModelForCausalLM.from_pretrained(
+                size.model, dtype=torch.float32
+            ).to(device)
+        else:
+            model = hf_llama(shape_of(size.model, size.vocab, size.length), length).to(
+                device
+            )
         run = model if size.compile == "off" else torch.compile(model)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True
@@ -143,12 +165,7 @@ def transformers(packed: PackedSet, shape: Shape, size: Size) -> Speed:
 def main(side: str, folder: Path, size: Size) -> None:
     """Measure a side, and print the measurements."""
     packed = PackedSet(folder / "mix")
-    shape = shape_of(size.model, size.vocab, size.length)
-    print(
-        json.dumps(
-            {"ours": ours, "transformers": transformers}[side](packed, shape, size)
-        )
-    )
+    print(json.dumps({"ours": ours, "transformers": transformers}[side](packed, size)))
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
@@ -167,5 +184,6 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[3])
-    model = Model.model_validate(settings.pop("model"))
+    given = settings.pop("model")
+    model = Path(given) if isinstance(given, str) else Model.model_validate(given)
     main(sys.argv[1], Path(sys.argv[2]), Size(model=model, **settings))

@@ -59,6 +59,14 @@ def bench(
             min=10,
         ),
     ] = None,
+    model: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help="For sizes: folder of a model to measure in place of the table's "
+            "sizes.",
+        ),
+    ] = None,
     flame: Annotated[
         Path | None,
         Option(
@@ -92,6 +100,7 @@ def bench(
         "folder": folder,
         "at_once": at_once,
         "documents": sizes,
+        "model": model,
         "flame": flame,
     }
     options = {name: value for name, value in area_options.items() if value is not None}

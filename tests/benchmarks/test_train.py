@@ -17,9 +17,11 @@ from benchmarks.train.tuning import (
     conversations,
     write_start,
 )
+from gristmill.mixtures.schema.model import Model
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, score_tokens
+from tests.train.decoder_families import LENGTH, save_tiny_decoder
 
 
 def test_packed_rows_have_the_loss_of_padded_ones_in_fewer_tokens(
@@ -41,10 +43,22 @@ def test_packed_rows_have_the_loss_of_padded_ones_in_fewer_tokens(
     assert sizes[0] < 0.6 * sizes[1]
 
 
+@pytest.mark.slow
+def test_model_of_a_folder_is_measured_beside_its_class(tmp_path: Path) -> None:
+    save_tiny_decoder("gemma2", tmp_path / "small")
+    speed, _, memory = sizes.rows(tmp_path / "small")
+    assert speed.name == f"small, 0M, T={LENGTH}, vs transformers"
+    for row in (speed, memory):
+        assert row.ours is not None
+        assert row.peer is not None
+        assert min(row.ours, row.peer) > 0
+
+
 @pytest.mark.parametrize(
     "size", [*sizes.ON_GPU, *sizes.ON_CPU], ids=lambda size: size.name
 )
 def test_sizes_are_what_their_names_say(size: sizes.Size) -> None:
+    assert isinstance(size.model, Model)
     name, length = size.name.split(", T=")
     shape = shape_of(size.model, size.vocab, size.length)
     unit = {"M": 1e6, "B": 1e9}[name[-1]]

@@ -24,7 +24,7 @@ from gristmill.mixtures.schema.posttraining import (
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.preference_losses import PairLogps, preference_loss
-from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
+from tests.referees.tiny_models import tiny_model, trainer_settings, word_tokenizer
 
 # Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
@@ -42,9 +42,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Save a tiny model of transformers, and make a tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    """Save a tiny model of each family, and make a tokenizer."""
     words = sorted(
         {
             word
@@ -54,10 +52,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         }
     )
     tokenizer = word_tokenizer(words)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**TINY))
     folder = tmp_path_factory.mktemp("start")
-    model.save_pretrained(folder)
+    for family in ("llama", "gemma2"):
+        tiny_model(family).save_pretrained(folder / family)
     return folder, tokenizer
 
 
@@ -72,10 +69,12 @@ def train_with_trl(
     folder, tokenizer = start
 
     def train(
-        loss: str, smoothing: float
+        family: str, loss: str, smoothing: float
     ) -> tuple[list[dict[str, torch.Tensor]], list[float], dict[str, Any]]:
         """Train, and return batches, losses and the final weights."""
-        policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        policy = AutoModelForCausalLM.from_pretrained(
+            folder / family, dtype=torch.float32
+        )
         settings = DPOConfig(
             **trainer_settings(tmp_path_factory.mktemp("trl"), STEPS, RATE),
             beta=BETA,
@@ -117,24 +116,26 @@ def train_with_trl(
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "smoothing"),
+    ("family", "ours", "theirs", "smoothing"),
     [
-        ("sigmoid", "sigmoid", 0.0),
-        ("robust", "robust", 0.2),
-        ("hinge", "hinge", 0.0),
-        ("ipo", "ipo", 0.0),
-        ("sigmoid_norm", "sigmoid_norm", 0.0),
+        ("llama", "sigmoid", "sigmoid", 0.0),
+        ("llama", "robust", "robust", 0.2),
+        ("llama", "hinge", "hinge", 0.0),
+        ("llama", "ipo", "ipo", 0.0),
+        ("llama", "sigmoid_norm", "sigmoid_norm", 0.0),
+        ("gemma2", "sigmoid", "sigmoid", 0.0),
     ],
 )
 def test_losses_and_weights_equal_those_of_trl(
+    family: str,
     ours: PreferenceLoss,
     theirs: str,
     smoothing: float,
     start: tuple[Path, Any],
     train_with_trl: Callable[..., Any],
 ) -> None:
-    batches, expected, weights = train_with_trl(theirs, smoothing)
-    policy, reference = load_model(start[0]), load_model(start[0])
+    batches, expected, weights = train_with_trl(family, theirs, smoothing)
+    policy, reference = (load_model(start[0] / family) for _ in range(2))
     for parameter in policy.parameters():
         parameter.requires_grad_(True)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, weight_decay=0.0)

@@ -14,7 +14,7 @@ import torch
 
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, weighted_nll
-from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
+from tests.referees.tiny_models import tiny_model, trainer_settings, word_tokenizer
 
 # Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
@@ -26,15 +26,16 @@ ROWS = [
 ] * 4
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "accumulated"), [("llama", 1), ("llama", 2), ("gemma2", 2)]
+)
 def test_losses_and_weights_equal_those_of_trl(
-    accumulated: int, tmp_path: Path
+    family: str, accumulated: int, tmp_path: Path
 ) -> None:
     """Answers differ in length, so that a mean of means differs from the mean over the
     tokens of a step.
     """
     from datasets import Dataset
-    from transformers import LlamaConfig, LlamaForCausalLM
     from trl import SFTConfig, SFTTrainer
 
     words = sorted(
@@ -46,8 +47,7 @@ def test_losses_and_weights_equal_those_of_trl(
         }
     )
     tokenizer = word_tokenizer(words)
-    torch.manual_seed(0)
-    theirs = LlamaForCausalLM(LlamaConfig(**TINY))
+    theirs = tiny_model(family)
     theirs.save_pretrained(tmp_path / "start")
     recorded: list[dict[str, torch.Tensor]] = []
 

@@ -16,7 +16,17 @@ TINY = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
 }
-"""Keys of `LlamaConfig`; weights are large enough for a mistake to show."""
+"""Keys of a configuration; weights are large enough for a mistake to show."""
+
+
+def tiny_model(family: str) -> Any:
+    """Make a model of a family of transformers, with its own weights for each."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **TINY, head_dim=8)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def word_tokenizer(words: Iterable[str]) -> Any:

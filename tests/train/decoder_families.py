@@ -31,6 +31,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3TextConfig",
         {**HEADS, **WINDOWS, "query_pre_attn_scalar": 8},
     ),
+    "gemma4_text": (
+        "Gemma4TextConfig",
+        {
+            **HEADS,
+            **WINDOWS,
+            "final_logit_softcapping": 20.0,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+    ),
     "olmo2": ("Olmo2Config", {}),
     "olmo3": ("Olmo3Config", WINDOWS),
     "phi3": ("Phi3Config", {"sliding_window": 6}),

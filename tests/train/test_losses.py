@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.train.models.transformer import logits_head
 from gristmill.train.objectives import losses
 from gristmill.train.objectives.losses import (
     IGNORED,
+    Softcapped,
     next_tokens,
     score_tokens,
     sequence_logps,
@@ -73,6 +75,43 @@ def test_fused_loss_equals_the_plain_one(
         sides.append((total, nll, *(part.grad for part in parts)))
     for plain, fused_one in zip(*sides, strict=True):
         torch.testing.assert_close(fused_one, plain, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-3])
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_losses_of_logits_and_of_softcapped_products_equal_plain_ones(
+    z_loss: float, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against autograd over all logits: cap tanh(h W^T / cap), or the logits alone."""
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", 3 * 11)
+    generator = torch.Generator().manual_seed(0)
+    hidden, matrix, weights = (
+        torch.randn(size, generator=generator) for size in ((2, 4, 5), (11, 5), (2, 4))
+    )
+    targets = torch.tensor([[1, IGNORED, 6, 10], [0, 3, IGNORED, 2]])
+    ours, theirs = (
+        [part.clone().requires_grad_() for part in (hidden, matrix)] for _ in "ab"
+    )
+    if cap is None:
+        total, nll = weighted_nll(F.linear(*ours), None, targets, weights, z_loss)
+        logits = F.linear(*theirs)
+    else:
+        output = Softcapped(ours[1], cap)
+        total, nll = weighted_nll(ours[0], output, targets, weights, z_loss)
+        logits = cap * torch.tanh(F.linear(*theirs) / cap)
+        logps = sequence_logps(ours[0], output, targets)
+        torch.testing.assert_close(logps, -nll.sum(dim=1), atol=1e-5, rtol=1e-5)
+        assert torch.equal(logits_head(hidden, Softcapped(matrix, cap)), logits)
+    assert not nll.requires_grad
+    plain = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    ).view(2, 4)
+    squares = logits.logsumexp(dim=-1).square() * (targets != IGNORED)
+    torch.testing.assert_close(nll, plain.detach(), atol=1e-6, rtol=1e-6)
+    total.backward()
+    ((plain + z_loss * squares) * weights).sum().backward()
+    for tensor, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(tensor.grad, reference.grad, atol=1e-6, rtol=1e-5)
 
 
 def test_chunks_are_larger_on_a_gpu() -> None:

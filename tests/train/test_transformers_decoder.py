@@ -5,22 +5,26 @@ classes, next to the same modules in plain PyTorch.
 from __future__ import annotations
 
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.schema.evaluation import Export
+from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.lora import LoraLinear
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.gguf_model import GgufError
 from gristmill.train.models.hf_configs import UnknownArchitectureError
 from gristmill.train.models.model_config import ShapeError, TransformersShape
 from gristmill.train.models.transformers_decoder import (
+    LogitMap,
     NotCausalError,
     check_module,
 )
@@ -40,9 +44,16 @@ from tests.train.decoder_families import (
     SEPARATED,
     VOCAB,
     save_tiny_decoder,
+    tiny_decoder,
 )
 from tests.train.jsonl import read_metrics, write_jsonl
-from tests.train.test_resume import finish, torchrun, write_stage
+from tests.train.test_resume import (
+    finish,
+    torchrun,
+    wait_for_step,
+    without_timing,
+    write_stage,
+)
 
 QUICK = ("gemma2", "gpt2")
 PARAMETRISED = [
@@ -159,6 +170,90 @@ def test_documents_of_a_row_are_computed_as_if_alone(
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "factor", "cap"),
+    [
+        ("gemma2", 1.0, 30.0),
+        ("gemma4_text", 1.0, 20.0),
+        ("granite", 0.25, None),
+        ("cohere", 0.25, None),
+        ("phi", 1.0, None),
+    ],
+)
+@torch.no_grad()
+def test_heads_get_hidden_states_and_the_output_matrix(
+    family: str, factor: float, cap: float | None, tmp_path: Path
+) -> None:
+    """Phi's output layer has a bias, a further column of the matrix."""
+    theirs = save_tiny_decoder(family, tmp_path)
+    model: Any = load_model(tmp_path)
+    assert model.logit_map == LogitMap(factor, cap)
+    ids = random_ids(2, 20)
+    hidden, matrix = model(ids, lambda hidden, output: (hidden, output))
+    if cap is not None:
+        assert matrix.cap == cap
+        matrix = matrix.matrix
+    width = 32 + (family == "phi")
+    assert (hidden.shape, matrix.shape) == ((2, 20, width), (VOCAB, width))
+    expected = theirs(ids, use_cache=False).logits
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["squares", "adapter"])
+@torch.no_grad()
+def test_heads_get_logits_of_other_output_layers(change: str, tmp_path: Path) -> None:
+    save_tiny_decoder("olmo2", tmp_path)
+    model: Any = load_model(tmp_path)
+    assert model.logit_map is not None
+    before = model(random_ids(1, 9))
+    if change == "squares":
+        model.lm_head.register_forward_hook(lambda *call: call[2].square())
+        before = before.square()
+    else:
+        model.lm_head = LoraLinear(model.lm_head, Lora(rank=2)).float()
+        model.lm_head.weight.copy_(hf_model(tmp_path).lm_head.weight)
+        model.lm_head.lora_B.weight.zero_()
+    check_module(model, torch.float32)
+    assert model.logit_map is None
+    torch.testing.assert_close(model(random_ids(1, 9)), before)
+
+
+def test_tensors_are_read_by_name_and_converted_ones_by_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of GPT-NeoX name the output layer otherwise than its module."""
+    from transformers import AutoModelForCausalLM
+
+    whole: Any = AutoModelForCausalLM.from_pretrained
+    loaded = []
+
+    def count(folder: Path, **options: Any) -> Any:
+        loaded.append(Path(folder).name)
+        return whole(folder, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", count)
+    for family in ("gemma2", "gpt_neox", "deepseek_v3"):
+        published = tmp_path / family
+        tiny_decoder(family).save_pretrained(published, max_shard_size="20KB")
+        assert len(list(published.glob("*.safetensors"))) > 1
+        load_model(published)
+    assert loaded == ["deepseek_v3"]
+
+
+@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
+def test_missing_and_mismatched_tensors_are_refused(
+    family: str, tmp_path: Path
+) -> None:
+    save_tiny_decoder(family, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    norm = tensors.pop("model.norm.weight")
+    for changed in ({}, {"model.norm.weight": norm[:5].clone()}):
+        save_file({**tensors, **changed}, file, metadata={"format": "pt"})
+        with pytest.raises(WeightsError):
+            load_model(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fine_tuning_equals_a_plain_loop_over_the_module(
@@ -168,6 +263,7 @@ def test_fine_tuning_equals_a_plain_loop_over_the_module(
     sft_config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
+    """AdamW amplifies rounding in Gemma 4's smallest gradients, of 1e-10."""
     given = given_model(family)
     run_stage("sft", given, sft_config, tmp_path / "sft")
     model = hf_model(tmp_path / family)
@@ -196,7 +292,49 @@ def test_fine_tuning_equals_a_plain_loop_over_the_module(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert losses_of(tmp_path / "sft") == pytest.approx(losses, abs=1e-5)
+    tolerance = 1e-3 if family == "gemma4_text" else 1e-5
+    assert losses_of(tmp_path / "sft") == pytest.approx(losses, abs=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family", ["gemma2", "olmo2", "granite", "deepseek_v3", "gpt_neox"]
+)
+def test_pretraining_equals_a_plain_loop_over_the_module(
+    family: str,
+    run_stage: Any,
+    pretrain_config: dict[str, Any],
+    inputs: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    save_tiny_decoder(family, tmp_path / family)
+    config = {
+        **pretrain_config,
+        "model": {"init_from": str(tmp_path / family)},
+        "steps": 24,
+        "global_batch_size": 3,
+        "micro_batch_size": 2,
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+        "optimizer": {"learning_rate": 0.003, "weight_decay": 0.0},
+    }
+    run_stage("pretrain", inputs, config, tmp_path / "ours")
+    model = hf_model(tmp_path / family)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=0.003, betas=(0.9, 0.95), weight_decay=0.0
+    )
+    packed = PackedSet(inputs["mix"])
+    order = packed.order(11)
+    losses = []
+    for step in range(24):
+        rows = order.rows(np.arange(3 * step, 3 * step + 3, dtype=np.int64))
+        ids = torch.from_numpy(packed.read(rows))
+        loss = model(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses_of(tmp_path / "ours") == pytest.approx(losses, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", PARAMETRISED)
@@ -276,6 +414,63 @@ def test_two_ranks_train_the_same_model(
     one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (2, 1)])
+def test_killed_training_resumes_on_as_many_or_other_processes(
+    before: int,
+    after: int,
+    run_stage: Any,
+    pretrain_config: dict[str, Any],
+    inputs: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    """As for the package's own decoder: the same bits on as many processes, the same
+    rows and losses within rounding on others.
+    """
+    save_tiny_decoder("gemma2", tmp_path / "start")
+    config = {
+        **pretrain_config,
+        "model": {"init_from": str(tmp_path / "start"), "document_mask": True},
+        "optimizer": {"learning_rate": 0.003},
+    }
+    run_stage("pretrain", inputs, config, tmp_path / "whole")
+    write_stage(tmp_path / "killed", "pretrain", inputs, config, every=1)
+    with torchrun(tmp_path / "killed", before) as process:
+        wait_for_step(process, 5)
+        process.send_signal(signal.SIGKILL)
+        finish(process)
+    assert not (tmp_path / "killed" / "data").exists()
+    with torchrun(tmp_path / "killed", after) as process:
+        assert finish(process) == 0, (tmp_path / "killed" / "log").read_text()
+    whole, killed = (
+        without_timing(read_metrics(tmp_path / name)) for name in ("whole", "killed")
+    )
+    for line, expected in zip(killed, whole, strict=True):
+        assert line.get("rows_digest") == expected.get("rows_digest")
+        if "loss" in line:
+            assert line["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+    if before == after:
+        weights = Path("data", "model", "model.safetensors")
+        assert killed == whole
+        assert (tmp_path / "killed" / weights).read_bytes() == (
+            tmp_path / "whole" / weights
+        ).read_bytes()
+
+
+@pytest.mark.slow
+def test_adapters_resume_to_the_same_bits(
+    run_stage: Any, given_model: Any, sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    given = given_model("gemma2")
+    config = {**sft_config, "lora": {"rank": 4}}
+    run_stage("sft", given, {**config, "steps": 4}, tmp_path / "resumed")
+    for name in ("whole", "resumed"):
+        run_stage("sft", given, config, tmp_path / name)
+    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "resumed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert losses_of(tmp_path / "resumed") == losses_of(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gristmill.train.models.attention import Elsewhere, Visible, see_documents
 from gristmill.train.models.model_config import CHUNKS
-from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.losses import IGNORED, Output
 
 all_gather_single = (
     getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -52,7 +52,7 @@ class TokenHead:
     function: Callable[..., Any]
     of_tokens: Mapping[str, Tensor]
 
-    def __call__(self, hidden: Tensor, matrix: Tensor | None) -> Any:
+    def __call__(self, hidden: Tensor, matrix: Output) -> Any:
         """Apply the head to all tokens."""
         return self.function(hidden, matrix, **self.of_tokens)
 

@@ -25,15 +25,14 @@ from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.rope import Rotary, rotary_table, rotate
+from gristmill.train.objectives.losses import Output, Softcapped
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Head = Callable[[Tensor, Tensor | None], Any]
-"""Function of hidden states (n, t, d) and output matrix (v, d) that computes the
-model's result.
-
-Without a matrix its input are logits (n, t, v), from a model other than this decoder.
+Head = Callable[[Tensor, Output], Any]
+"""Function of hidden states (n, t, d), or logits (n, t, v), and output matrix that
+computes the model's result.
 """
 Kept = Literal["nothing", "selected"]
 """Activations kept for the backward pass: none, or those that are expensive to
@@ -54,9 +53,11 @@ ATTENTION = (
 """Attention kernels, whose recomputation is quadratic in the row length."""
 
 
-def logits_head(hidden: Tensor, weight: Tensor | None) -> Tensor:
+def logits_head(hidden: Tensor, matrix: Output) -> Tensor:
     """Logits (n, t, v) in float32."""
-    return (hidden if weight is None else F.linear(hidden, weight)).float()
+    if isinstance(matrix, Softcapped):
+        return matrix.bound(F.linear(hidden, matrix.matrix).float())
+    return (hidden if matrix is None else F.linear(hidden, matrix)).float()
 
 
 @dataclass

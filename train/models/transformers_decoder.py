@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.core.files import is_local, write_json
+from gristmill.core.files import is_local, read_json, write_json
 from gristmill.train.models.attention import document_numbers
-from gristmill.train.models.causality import LARGEST_LEAK, logit_changes
+from gristmill.train.models.causality import (
+    LARGEST_LEAK,
+    PROBED_TOKENS,
+    logit_changes,
+)
 from gristmill.train.models.model_config import (
     DECODED,
     ENCODED,
@@ -31,8 +37,14 @@ from gristmill.train.models.model_config import (
     TransformersShape,
     WeightsError,
 )
-from gristmill.train.models.tensor_files import INDEX_FILE, WEIGHTS_FILE, TensorOf
+from gristmill.train.models.tensor_files import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    TensorFile,
+    TensorOf,
+)
 from gristmill.train.models.transformer import Head, logits_head
+from gristmill.train.objectives.losses import Output, Softcapped
 
 GENERATION_FILE = "generation_config.json"
 AUTO_CLASSES: dict[Kind, tuple[str, str]] = {
@@ -141,8 +153,33 @@ class TransformersModule(nn.Module):
         ]
 
 
+@dataclass(frozen=True)
+class LogitMap:
+    """Step of a class from the results of its output layer to its logits.
+
+    Attributes:
+        factor: of results (Cohere, Granite).
+        cap: of their absolute values by a hyperbolic tangent (Gemma 2); None: none.
+    """
+
+    factor: float
+    cap: float | None
+
+    def __call__(self, results: Tensor) -> Tensor:
+        """Logits of results, of any shape."""
+        logits = results * self.factor
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
 class TransformersDecoder(TransformersModule):
-    """Decoder of transformers."""
+    """Decoder of transformers.
+
+    Attributes:
+        logit_map: with it heads get hidden states and the output matrix, without it
+            logits (see `measure_logit_map`).
+    """
+
+    logit_map: LogitMap | None = None
 
     def forward(
         self,
@@ -152,25 +189,56 @@ class TransformersDecoder(TransformersModule):
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """Apply a head to the logits (n, t, v), which replace hidden states, without a
-        matrix; see `Llama.forward`. Experts are not balanced.
+        """Run the module and apply a head; see `Llama.forward`. Experts are not
+        balanced.
         """
         if positions is not None and not self.separates_documents:
             documents = documents_as_rows(ids, positions)
-            logits = self.output(input_ids=documents.ids, use_cache=False).logits
-            return head(logits[documents.rows, documents.places], None)
+            hidden, matrix, _ = self._states(input_ids=documents.ids, use_cache=False)
+            return head(hidden[documents.rows, documents.places], matrix)
         beside = {}
         if positions is not None:
             # Each padding token is a document.
             beside["position_ids"] = positions.clamp(min=0)
-        return head(self.output(input_ids=ids, use_cache=False, **beside).logits, None)
+        hidden, matrix, _ = self._states(input_ids=ids, use_cache=False, **beside)
+        return head(hidden, matrix)
+
+    def _states(self, **inputs: Any) -> tuple[Tensor, Output, Any]:
+        """Hidden states (n, t, d) and the output matrix, or logits (n, t, v), and the
+        output of the class.
+        """
+        if self.logit_map is None:
+            output = self.output(**inputs)
+            return output.logits, None, output
+        module: Any = self
+        layer: nn.Linear = module.get_output_embeddings()
+        layer_inputs: list[Tensor] = []
+
+        def skip(layer: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
+            layer_inputs.append(arguments[0])
+            return (arguments[0][:, :0],)
+
+        with layer.register_forward_pre_hook(skip):
+            output = self.output(**inputs)
+        (hidden,) = layer_inputs
+        matrix = layer.weight
+        if layer.bias is not None:
+            # Heads take no bias, which becomes a column of the matrix.
+            matrix = torch.cat((matrix, layer.bias[:, None]), dim=1)
+            hidden = F.pad(hidden, (0, 1), value=1.0)
+        if self.logit_map.factor != 1.0:
+            hidden = hidden * self.logit_map.factor
+        cap = self.logit_map.cap
+        return hidden, matrix if cap is None else Softcapped(matrix, cap), output
 
     def extend(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Logits (n, v) after the last of ids (n, t) that follow those of a cache, and
         the cache with them.
         """
-        output = self.output(input_ids=ids, use_cache=True, **{self.cache_name: cache})
-        return output.logits[:, -1].float(), getattr(output, self.cache_name)
+        hidden, matrix, output = self._states(
+            input_ids=ids, use_cache=True, **{self.cache_name: cache}
+        )
+        return logits_head(hidden[:, -1], matrix), getattr(output, self.cache_name)
 
 
 def kind_of(config: ConfigJson) -> Kind | None:
@@ -197,7 +265,8 @@ def module_shape(config: ConfigJson, generation: ConfigJson) -> TransformersShap
     text = model.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     heads = getattr(text, "num_attention_heads", None) or 0
-    width = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
+    # Gemma 4 refuses to name a head_dim that differs between layers.
+    width = text.to_dict().get("head_dim") or text.hidden_size // max(heads, 1)
     output = getattr(model.get_output_embeddings(), "weight", None)
     looked_up = {
         module.weight for module in model.modules() if isinstance(module, nn.Embedding)
@@ -321,24 +390,48 @@ def check_published(folder: Path) -> None:
         )
 
 
-def published_tensors(folder: Path, kind: Kind) -> TensorOf:
-    """Source of the tensors of a folder that transformers loads as a kind of model,
-    under the names of its module; read at the first call.
+def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
+    """Source of the tensors of a folder that transformers loads, under the names of its
+    module.
+
+    They are read from the files one at a time, except those that transformers makes of
+    others, such as experts: at the first of these, it loads the whole model.
 
     Raises:
-        WeightsError: when called: the folder is remote, or lacks tensors.
+        WeightsError: when called: the folder lacks tensors, or is remote and
+            transformers has to load it.
     """
-    if not is_local(folder):
-        raise WeightsError(
-            f"{folder} is not on this machine, where transformers reads models; copy "
-            "it to a local folder"
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    with torch.device("meta"):
+        rules = get_model_conversion_mapping(
+            module_of(shape.config, shape.kind), add_legacy=False
         )
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    conversions = [rule for rule in rules if rule not in renamings]
+    index = folder / INDEX_FILE
+    parts = {WEIGHTS_FILE}
+    if index.exists():
+        parts = set(read_json(index)["weight_map"].values())
+    sources: dict[str, tuple[TensorFile, str]] = {}
+    for file in (TensorFile(folder / part) for part in sorted(parts)):
+        for stored_name in file.names():
+            name = stored_name
+            for rule in renamings:
+                name, _ = rule.rename_source_key(name)
+            sources[name] = (file, stored_name)
 
     @cache
-    def tensors() -> dict[str, Tensor]:
+    def loaded() -> dict[str, Tensor]:
         import transformers
 
-        auto_class = getattr(transformers, AUTO_CLASSES[kind][0])
+        if not is_local(folder):
+            raise WeightsError(
+                f"{folder} is not on this machine, where transformers converts the "
+                f"tensors of {shape.family}; copy it to a local folder"
+            )
+        auto_class = getattr(transformers, AUTO_CLASSES[shape.kind][0])
         model, report = auto_class.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -346,22 +439,34 @@ def published_tensors(folder: Path, kind: Kind) -> TensorOf:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-        missing = sorted({*report["missing_keys"], *report["mismatched_keys"]})
+        missing = sorted(
+            map(str, {*report["missing_keys"], *report["mismatched_keys"]})
+        )
         if missing:
             raise WeightsError(
                 f"{folder} lacks {len(missing)} tensors of {type(model).__name__}: "
-                f"{', '.join(map(str, missing[:3]))} ..."
+                f"{', '.join(missing[:3])} ..."
             )
         state: dict[str, Tensor] = model.state_dict()
         return state
 
-    return lambda name, size: tensors()[name].detach().float()
+    def tensor_of(name: str, size: torch.Size) -> Tensor:
+        is_converted = any(rule.compiled_sources.search(name) for rule in conversions)
+        if name in sources and not is_converted:
+            file, stored_name = sources[name]
+            if file.shape(stored_name) == size:
+                return file.read(stored_name).float()
+        return loaded()[name].detach().float()
+
+    return tensor_of
 
 
 def check_module(model: TransformersModule, dtype: torch.dtype) -> None:
-    """Check that a decoder with its weights is causal, and measure if a decoder or
-    encoder separates the documents of a row; a collective call if it is sharded.
+    """Check that a decoder with its weights is causal, and measure its `logit_map`, and
+    if a decoder or encoder separates the documents of a row; a collective call if it is
+    sharded.
 
     Raises:
         NotCausalError: logits of a decoder depend on later tokens, or are not finite.
@@ -376,6 +481,40 @@ def check_module(model: TransformersModule, dtype: torch.dtype) -> None:
             "decoder: its logits depend on later tokens, or are not finite"
         )
     model.separates_documents &= on_neighbours <= LARGEST_LEAK[dtype]
+    if isinstance(model, TransformersDecoder):
+        model.logit_map = measure_logit_map(model, dtype)
+
+
+@torch.no_grad()
+def measure_logit_map(
+    model: TransformersDecoder, dtype: torch.dtype
+) -> LogitMap | None:
+    """Step from a decoder's output layer to its logits, measured on made-up results of
+    the layer, and verified on logits of tokens; None for a class whose logits are
+    computed in another way. A collective call if the model is sharded.
+    """
+    model.logit_map = None
+    module: Any = model
+    layer = module.get_output_embeddings()
+    if type(layer) is not nn.Linear:  # An adapted layer is more than its matrix.
+        return None
+    device = layer.weight.device
+    ids = torch.arange(PROBED_TOKENS, device=device)[None] % model.shape.vocab_size
+    logits: Tensor = model(ids)
+    results = torch.linspace(-100.0, 100.0, logits.numel(), device=device)
+    # Powers of two, so that products with a factor are exact.
+    small, large = 2.0**-16, 2.0**20
+    results[:2] = torch.tensor([small, large])
+    with layer.register_forward_hook(lambda *_: results.view_as(logits)):
+        scaled = model(ids).flatten()
+    factor, limit = float(scaled[0]) / small, float(scaled[1])
+    is_capped = abs(limit) < abs(factor) * large / 2
+    logit_map = LogitMap(factor, limit if is_capped else None)
+    if not torch.allclose(logit_map(results), scaled, rtol=1e-5, atol=1e-6):
+        return None
+    model.logit_map = logit_map
+    change = (model(ids) - logits).abs().max() / logits.abs().max()
+    return logit_map if change <= LARGEST_LEAK[dtype] else None
 
 
 def write_module(

@@ -87,7 +87,7 @@ def stored(folder: Path, implementation: Implementation = "auto") -> TensorOf:
     shape = read_shape(folder, implementation)
     family = config.get("model_type", "gristmill")
     if isinstance(shape, TransformersShape) and family == shape.family:
-        return published_tensors(folder, shape.kind)
+        return published_tensors(folder, shape)
     # Of other shapes, files have the names of the module.
     shape = cast("Shape", shape)
     file_of = _files(folder)

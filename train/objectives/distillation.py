@@ -37,10 +37,8 @@ from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.weights import SHAPE_FILE
 from gristmill.train.objectives.losses import (
     IGNORED,
-    OfLogits,
-    chunked_gradients,
-    of_logits,
-    scaled_gradients,
+    Output,
+    weighted_sum,
 )
 from gristmill.train.objectives.reference_logps import PredictionKey
 from gristmill.train.objectives.sft import AssistantTurns, Turns
@@ -137,7 +135,7 @@ def generalised_jsd(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
 
 def distilled_nll(
     hidden: Tensor,
-    matrix: Tensor | None,
+    matrix: Output,
     targets: Tensor,
     weights: Tensor,
     taught: Taught,
@@ -148,7 +146,7 @@ def distilled_nll(
 
     Args:
         hidden: (n, t, d).
-        matrix: (v, d), the output matrix; None if the hidden states are logits.
+        matrix: the output matrix.
         targets: (n, t) int64, IGNORED where nothing is trained.
         weights: (n, t) float32, factor of each token's loss.
         taught: of the m tokens with a target, row by row.
@@ -174,47 +172,14 @@ def distilled_nll(
 
     flat = hidden.flatten(0, 1)[places]
     flat_weights = weights.flatten()[places]
-    if matrix is None:
-        mixed, *parts = of_logits(flat, matrix, losses)
-        total = (mixed * flat_weights).sum()
-    else:
-        total, *parts = _Distilled.apply(flat, matrix, flat_weights, losses)
+    total, _, *parts = weighted_sum(flat, matrix, flat_weights, losses)
     nll, divergences = (
         torch.zeros(targets.numel(), device=part.device)
-        .index_copy(0, places, part.detach())
+        .index_copy(0, places, part)
         .view(targets.shape)
         for part in parts
     )
     return total, nll, divergences
-
-
-class _Distilled(torch.autograd.Function):
-    """Fused loss whose gradients are computed chunk by chunk in the forward pass, like
-    `losses._WeightedNll`.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, weights: Tensor, losses: OfLogits
-    ) -> tuple[Tensor, ...]:
-        columns = torch.zeros(3, len(hidden), device=hidden.device)
-
-        def differentiate(logits: Tensor, part: slice) -> Tensor:
-            with torch.enable_grad():
-                scores = logits.float().requires_grad_()
-                values = losses(scores, part)
-            columns[:, part] = torch.stack(values).detach()
-            (gradient,) = torch.autograd.grad(values[0], scores, weights[part])
-            return gradient.to(logits.dtype)
-
-        ctx.save_for_backward(
-            *chunked_gradients(hidden, matrix, ctx.needs_input_grad[1], differentiate)
-        )
-        mixed, nll, divergences = columns
-        ctx.mark_non_differentiable(nll, divergences)
-        return (mixed * weights).sum(), nll, divergences
-
-    backward = staticmethod(scaled_gradients)
 
 
 def teacher_key(

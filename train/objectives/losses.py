@@ -1,15 +1,15 @@
 """Losses and log-probabilities: pure functions of hidden states, targets and masks.
 
 Legend: n rows, t tokens, d width, v ids. Targets of IGNORED are neither trained nor
-measured. Without an output matrix the hidden states are logits (d = v), as from a model
-that is not the built-in decoder.
+measured. Without an output matrix the hidden states are logits (d = v), as from a
+user's module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,27 @@ GPU_CHUNK_LOGITS = 1 << 28
 Large enough to saturate matrix products, and to read and write the gradient of the
 output matrix only a few times per batch instead of hundreds of times.
 """
+
+
+class Softcapped(NamedTuple):
+    """Output matrix (v, d) whose logits z are cap * tanh(z / cap) (Gemma 2: Gemma Team
+    2024, section 2).
+    """
+
+    matrix: Tensor
+    cap: float
+
+    def bound(self, logits: Tensor) -> Tensor:
+        """Logits within (-cap, cap), of products with the matrix."""
+        return self.cap * torch.tanh(logits / self.cap)
+
+    def before(self, function: OfLogits) -> OfLogits:
+        """Function of products with the matrix, from one of logits."""
+        return lambda products, part: function(self.bound(products), part)
+
+
+Output = Tensor | Softcapped | None
+"""Output matrix of a model; None if its hidden states are logits."""
 
 
 def chunk_rows(matrix: Tensor) -> int:
@@ -132,7 +153,7 @@ def chunked_gradients(
     matrix_gradient = torch.zeros(
         matrix.shape if trains_matrix else (0,), device=matrix.device
     )
-    for part in slices(len(hidden), chunk_rows(matrix)):
+    for part in slices(max(1, len(hidden)), chunk_rows(matrix)):
         gradient = differentiate(hidden[part] @ matrix.T, part)
         hidden_gradient[part] = gradient @ matrix
         if not trains_matrix:
@@ -198,17 +219,17 @@ class _OfLogits(torch.autograd.Function):
         return of_hidden, of_matrix if trains_matrix else None, None
 
 
-def of_logits(
-    hidden: Tensor, matrix: Tensor | None, function: OfLogits
-) -> tuple[Tensor, ...]:
+def of_logits(hidden: Tensor, matrix: Output, function: OfLogits) -> tuple[Tensor, ...]:
     """Values of the logits of m positions, (m, ...) each, with gradients, without
     materialising all logits: the backward pass recomputes those of each chunk.
 
     Args:
         hidden: (m, d), float32 or bfloat16.
-        matrix: (v, d), the output matrix.
+        matrix: the output matrix.
         function: see `OfLogits`; values that it computes without gradients have none.
     """
+    if isinstance(matrix, Softcapped):
+        return _OfLogits.apply(hidden, matrix.matrix, matrix.before(function))
     if matrix is not None:
         return _OfLogits.apply(hidden, matrix, function)
     recomputed = partial(
@@ -256,9 +277,59 @@ class _WeightedNll(torch.autograd.Function):
     backward = staticmethod(scaled_gradients)
 
 
+class _WeightedSum(torch.autograd.Function):
+    """Weighted sum of values of logits, whose gradients are computed chunk by chunk in
+    the forward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, matrix: Tensor, weights: Tensor, function: OfLogits
+    ) -> tuple[Tensor, ...]:
+        chunks: list[tuple[Tensor, ...]] = []
+
+        def differentiate(logits: Tensor, part: slice) -> Tensor:
+            with torch.enable_grad():
+                scores = logits.float().requires_grad_()
+                values = function(scores, part)
+            chunks.append(tuple(value.detach() for value in values))
+            (gradient,) = torch.autograd.grad(values[0], scores, weights[part])
+            return gradient.to(logits.dtype)
+
+        ctx.save_for_backward(
+            *chunked_gradients(hidden, matrix, ctx.needs_input_grad[1], differentiate)
+        )
+        columns = [torch.cat(column) for column in zip(*chunks, strict=True)]
+        ctx.mark_non_differentiable(*columns)
+        return (columns[0] * weights).sum(), *columns
+
+    backward = staticmethod(scaled_gradients)
+
+
+def weighted_sum(
+    hidden: Tensor, matrix: Output, weights: Tensor, function: OfLogits
+) -> tuple[Tensor, ...]:
+    """Sum of weight * the first of a function's values over m positions, for the
+    backward pass, and all its values, (m,) each without gradient; without materialising
+    all logits.
+
+    Args:
+        hidden: (m, d).
+        matrix: the output matrix.
+        weights: (m,) float32.
+        function: see `OfLogits`.
+    """
+    if matrix is None:
+        values = of_logits(hidden, matrix, function)
+        return (values[0] * weights).sum(), *(value.detach() for value in values)
+    if isinstance(matrix, Softcapped):
+        matrix, function = matrix.matrix, matrix.before(function)
+    return _WeightedSum.apply(hidden, matrix, weights, function)
+
+
 def weighted_nll(
     hidden: Tensor,
-    matrix: Tensor | None,
+    matrix: Output,
     targets: Tensor,
     weights: Tensor,
     z_loss: float = 0.0,
@@ -268,13 +339,14 @@ def weighted_nll(
 
     Args:
         hidden: (n, t, d), float32 or bfloat16.
-        matrix: (v, d), the output matrix.
+        matrix: the output matrix.
         targets: (n, t) int64, IGNORED where nothing is trained.
         weights: (n, t) float32, factor of each token's loss (one over the step's
             tokens).
         z_loss: factor of the squared log-normaliser of the softmax, a penalty on
             drifting logits (PaLM, Chowdhery et al. 2022, section 5: 1e-4).
-        fused: compile the operations on a chunk's logits into fewer passes.
+        fused: compile the operations on a chunk's logits into fewer passes; of a plain
+            matrix only.
 
     Returns:
         the weighted sum with the z-loss (a scalar for the backward pass) and the plain
@@ -284,35 +356,28 @@ def weighted_nll(
     >>> [f"{loss:.4f}" for loss in nll[0].tolist()]  # ln 8: all ids are alike
     ['2.0794', '2.0794']
     """
-    if matrix is None:
-        flat = hidden.float().flatten(0, 1)
-        flat_targets = targets.flatten()
-        token_nll = F.cross_entropy(
-            flat, flat_targets, reduction="none", ignore_index=IGNORED
+    states, labels, factors = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
+    if isinstance(matrix, Tensor):
+        total, nll = _WeightedNll.apply(states, matrix, labels, factors, z_loss, fused)
+        return total, nll.view(targets.shape)
+
+    def penalised(logits: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        nll = F.cross_entropy(
+            logits, labels[part], reduction="none", ignore_index=IGNORED
         )
-        squares = (
-            flat.logsumexp(dim=-1).square() * (flat_targets != IGNORED)
-            if z_loss
-            else 0.0
-        )
-        return (
-            (token_nll + z_loss * squares) * weights.flatten()
-        ).sum(), token_nll.detach().view(targets.shape)
-    total, nll = _WeightedNll.apply(
-        hidden.flatten(0, 1),
-        matrix,
-        targets.flatten(),
-        weights.flatten(),
-        z_loss,
-        fused,
-    )
+        if not z_loss:
+            return nll, nll.detach()
+        squares = logits.logsumexp(dim=-1).square() * (labels[part] != IGNORED)
+        return nll + z_loss * squares, nll.detach()
+
+    total, _, nll = weighted_sum(states, matrix, factors, penalised)
     return total, nll.view(targets.shape)
 
 
 def targets_only(
     head: Callable[..., tuple[Tensor, Tensor]],
     hidden: Tensor,
-    matrix: Tensor | None,
+    matrix: Output,
     **of_tokens: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Apply a head like `weighted_nll` only to positions with targets.
@@ -372,7 +437,7 @@ def cross_entropy(
 
 @torch.no_grad()
 def score_tokens(
-    hidden: Tensor, matrix: Tensor | None, targets: Tensor
+    hidden: Tensor, matrix: Output, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Loss per token (n, t) float32, and a bool mask (n, t) of targets that are the
     likeliest id. Chunk by chunk.
@@ -395,7 +460,7 @@ def score_tokens(
     return nll.view(targets.shape), correct.view(targets.shape)
 
 
-def sequence_logps(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> Tensor:
+def sequence_logps(hidden: Tensor, matrix: Output, targets: Tensor) -> Tensor:
     """Summed log-probability of each row's targets, (n,) float32, with gradients.
 
     log pi(y | x) of Rafailov et al. 2023, section 3: logits at t score token t + 1

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.models.transformer import logits_head
 from gristmill.train.objectives.distillation import generalised_jsd
-from gristmill.train.objectives.losses import of_logits
+from gristmill.train.objectives.losses import Output, of_logits
 from gristmill.train.rl.rollout import Part
 
 
@@ -50,7 +50,7 @@ def opinion_of(
         beta: see `distillation.generalised_jsd`.
     """
 
-    def head(hidden: Tensor, matrix: Tensor | None) -> Opinion:
+    def head(hidden: Tensor, matrix: Output) -> Opinion:
         tokens = part.tokens[part.mask]
 
         def opinion_of_chunk(logits: Tensor, chunk: slice) -> tuple[Tensor, ...]:
@@ -77,7 +77,7 @@ def answer_distributions(model: nn.Module, part: Part, temperature: float) -> Te
     row by row, without gradients.
     """
 
-    def head(hidden: Tensor, matrix: Tensor | None) -> Tensor:
+    def head(hidden: Tensor, matrix: Output) -> Tensor:
         logits = logits_head(part.predicting(hidden), matrix)
         return (logits / temperature).log_softmax(dim=-1)
 

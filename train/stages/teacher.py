@@ -38,7 +38,7 @@ from gristmill.train.objectives.distillation import (
     kept_of,
     teacher_key,
 )
-from gristmill.train.objectives.losses import IGNORED, of_logits
+from gristmill.train.objectives.losses import IGNORED, Output, of_logits
 from gristmill.train.objectives.reference_logps import KEY, PredictionKey
 from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.planning.flops import flops_per_token
@@ -243,7 +243,7 @@ def read_teacher(key: str, folder: Path, chat: Chat) -> Shape | TransformersShap
 
 def distributions(
     hidden: Tensor,
-    matrix: Tensor | None,
+    matrix: Output,
     targets: Tensor,
     temperature: float,
     top_k: int | None,
