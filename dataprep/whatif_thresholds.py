@@ -21,13 +21,11 @@ from gristmill.dataprep.documents import (
     Inputs,
     as_numbers,
     read_annotations,
-    read_documents,
 )
 from gristmill.dataprep.thresholds import Side, bounds_of, count_failures
 from gristmill.mixtures.base import Judging
 
 JUDGEMENT_COLUMNS = ("keep", "reason")
-SOURCE = "source"
 Columns = Mapping[str, np.ndarray]
 Measure = Callable[[Columns], np.ndarray]
 
@@ -47,9 +45,7 @@ class Rule:
         bound: the setting's value.
         fails: columns (float64, NaN for missing values; text as objects) -> bool; a
             missing value never fails.
-        reads: all columns that it uses; `source` and `id` are those of the documents.
-        margins: each document's distance to the cut, if it is not the distance to
-            `bound`.
+        reads: all columns that it uses.
         side: `min` if a numeric bound is the smallest value that passes, `max` if the
             largest.
         unless: name of a rule of the same step; a document that fails that rule cannot
@@ -65,7 +61,6 @@ class Rule:
     bound: Any
     fails: Measure
     reads: tuple[str, ...]
-    margins: Measure | None = None
     side: Side = "min"
     unless: str = ""
     part: str = ""
@@ -236,12 +231,7 @@ def judge_shard(
         after: the same rules with other bounds, or more rules.
     """
     statistics = sorted({name for rule in [*before, *after] for name in rule.reads})
-    stored = [name for name in statistics if name != SOURCE]
-    table = read_annotations(inputs, shard, stage, [*JUDGEMENT_COLUMNS, *stored])
-    if SOURCE in statistics:
-        table = table.append_column(
-            SOURCE, read_documents(inputs, shard, [SOURCE])[SOURCE]
-        )
+    table = read_annotations(inputs, shard, stage, [*JUDGEMENT_COLUMNS, *statistics])
     is_judged = pc.is_valid(table["keep"]).to_numpy(zero_copy_only=False).astype(bool)
     rows = np.flatnonzero(is_judged).astype(np.int64)
     table = table.take(pa.array(rows))
@@ -261,14 +251,10 @@ def judge_shard(
 
 
 def measured(column: pa.ChunkedArray) -> np.ndarray:
-    """A measured column as float64 with NaN for null; text and ids as objects with
-    None.
-    """
+    """A measured column as float64 with NaN for null; text as objects with None."""
     kind = (
         column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     )
-    if pa.types.is_fixed_size_binary(kind):
-        return np.array(column.to_pylist(), object)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.array(column.cast(pa.string()).to_pylist(), object)
     return as_numbers(column)
@@ -295,11 +281,7 @@ def nearest(
     examples = {}
     for name, mask in sides.items():
         places = np.flatnonzero(mask)
-        distance = (
-            np.abs(values - rule.bound)
-            if rule.margins is None
-            else rule.margins(verdicts.columns)
-        )[places]
+        distance = np.abs(values - rule.bound)[places]
         order = np.lexsort((verdicts.rows[places], distance))[:most]
         examples[name] = [
             (

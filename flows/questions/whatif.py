@@ -3,8 +3,7 @@ measurements.
 
 Exact for the stages that saw a document. A document that only the new thresholds keep
 was never seen by later stages; it is counted as `unseen`, since they might drop it.
-Duplicates are not searched again. The best share by a score (`keep_top`) is recomputed
-among the documents that earlier stages keep and whose score is known.
+Duplicates are not searched again, nor the best share by a score (`keep_top`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from rich.text import Text
 from gristmill.dataprep.documents import (
     Inputs,
     annotation_stages,
-    column_names,
     read_documents,
     read_table,
     shard_names,
@@ -50,8 +48,6 @@ from gristmill.flows.questions.threshold_samples import (
 )
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.stages.registry import prepare_step
-from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.loader import short_key
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.user_code import name_code
@@ -297,8 +293,9 @@ def compare(before: Session, after: Session) -> Comparison:
                 "with gristmill report or gristmill explain"
             )
     inputs = _measured_inputs(before)
-    old_rules = _replayable(before, inputs, None)
-    new_rules = _replayable(after, inputs, old_rules)
+    old_rules, new_rules = (
+        stored_rules(session, inputs) for session in (before, after)
+    )
     for rules in (*old_rules.values(), *new_rules.values()):
         differing -= {rule.key for rule in rules}
     if differing:
@@ -383,30 +380,6 @@ def _neighbours(rule: Rule) -> tuple[float, ...]:
     step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
     bounds = round(rule.bound - step, 10), round(rule.bound + step, 10)
     return bounds if rule.side == "min" else bounds[::-1]
-
-
-def _replayable(
-    session: Session, inputs: Inputs, ran: Rules | None
-) -> dict[str, list[Rule]]:
-    """Return the replayable rules of every preparing stage; rankings are recomputed
-    from earlier stages' rules.
-
-    Args:
-        ran: rules that the stages ran with; None means those of this session.
-    """
-    rules = stored_rules(session, inputs)
-    shards = shard_names(inputs[INGEST])
-    for stage, step in session.manifest.steps.items() if shards else ():
-        ranking_path = prepare_step(step.stage).ranking
-        if ranking_path is None:
-            continue
-        seed = session.plan[stage].config.get("seed", 0)
-        columns = column_names(inputs[stage] / shards[0])
-        ranking = imported(ranking_path)(
-            inputs, stage, step.config, seed, ran or rules, rules, columns
-        )
-        rules[stage] += [] if ranking is None else [ranking]
-    return rules
 
 
 def _flatten(

@@ -82,7 +82,6 @@ STAGE = Stage(
         Quality,
         columns=lambda section: [*section.scores, "perplexity_bucket"],
         recipe=recipe,
-        ranking="gristmill.dataprep.quality.whatif_keep_top:keep_top_rule",
     ),
     requirements=Requirements(libraries=libraries, preload=preload),
     display=Display(

@@ -67,7 +67,6 @@ class PrepareStep:
             recipe.
         rules: `module:function` of the rules that `whatif` can try with other bounds;
             `rules_of` in dataprep/whatif_thresholds.py defines its arguments.
-        ranking: the same for a step that compares documents with each other.
     """
 
     section: type[Judging]
@@ -75,7 +74,6 @@ class PrepareStep:
     pinned_files: Callable[[Any], Collection[str]] = lambda section: ()
     recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
     rules: str = "gristmill.dataprep.whatif_thresholds:rules"
-    ranking: str | None = None
 
 
 @dataclass(frozen=True)
