@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
 
 import pytest
 
+from gristmill.tokenize.streaming import read_ahead
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 
 
@@ -67,13 +69,12 @@ def test_waiting_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = ReadAhead(
         lambda step: waited_for.wait(10) and step, last_step=3, depth=3, threads=1
     )
-    wait_for = ahead._come.wait_for
 
-    def wait(ready: Callable[[], bool]) -> bool:
+    def wait(results: list[Future[bool]]) -> None:
         waited_for.set()
-        return wait_for(ready)
+        futures.wait(results)
 
-    monkeypatch.setattr(ahead._come, "wait_for", wait)
+    monkeypatch.setattr(read_ahead, "wait", wait)
     assert ahead.take(0) == 0
     waited = ahead.waited_seconds
     assert waited > 0
