@@ -41,6 +41,7 @@ SPECIAL_TOKENS = (END_OF_TEXT, PAD, *(f"<|{role}|>" for role in ROLES), END_OF_T
 """Special tokens of trained tokenizers in the order of their ids, from 0."""
 
 CHAT_TEMPLATE = """\
+{{- bos_token -}}
 {%- set described = 'Tools: ' + tools | tojson if tools else '' -%}
 {%- if described and messages[0]['role'] != 'system' -%}{{- '<|system|>\\n' + described + '<|end|>\\n' -}}{%- endif -%}
 {%- for message in messages -%}

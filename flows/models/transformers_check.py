@@ -106,16 +106,15 @@ def _findings(folder: Path) -> Iterator[Finding]:
         float(their_logits.flatten()[place]),
         1e-4 * max(1.0, float(their_logits.abs().max())),
     )
-    encoded = reader.encode(TEXT)
-    their_encoded = tokenizer(TEXT, add_special_tokens=False).input_ids
+    encoded = reader.prompt(TEXT)
+    their_encoded = tokenizer(TEXT).input_ids
     same = sum(map(operator.eq, encoded, their_encoded))
     most = max(len(encoded), len(their_encoded))
     yield Finding("ids of a text that are the same", most, same)
-    prompt = reader.encode(PROMPT)
+    prompt = reader.prompt(PROMPT)
     ours = generate(reader.model, [prompt], NEW_TOKENS, reader.stops)[0]
     generated = theirs.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        **tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False),
         max_new_tokens=NEW_TOKENS,
         do_sample=False,
         eos_token_id=sorted(reader.stops),

@@ -39,7 +39,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
 
 STAGE = Stage(
     "evaluate",
-    5,
+    6,
     "gristmill.train.stages.evaluate:run",
     configure,
     only("tokenizer", "mix", *MODELS),

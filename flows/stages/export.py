@@ -81,7 +81,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 
 STAGE = Stage(
     "export",
-    2,
+    3,
     "gristmill.train.stages.export:run",
     configure,
     needs,

@@ -40,7 +40,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 
 STAGE = Stage(
     "model",
-    1,
+    2,
     "gristmill.train.stages.model:run",
     configure,
     only("tokenizer"),

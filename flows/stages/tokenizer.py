@@ -55,16 +55,20 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     if section is None:
         return None
     if section.path is not None:
-        from gristmill.tokenize.encoding.tokenizer import start_of_text
+        from gristmill.tokenize.encoding.tokenizer import configured_tokens
 
-        external = {"sha256": sha256_file(as_path(section.path))}
-        if start := start_of_text(section):
+        path, pretrain = as_path(section.path), manifest.pretrain
+        is_published = manifest.model is not None or (
+            pretrain is not None and pretrain.model.init_from is not None
+        )
+        external = {"sha256": sha256_file(path)}
+        if is_published and (start := configured_tokens(path.parent).get("bos_token")):
             external["bos_token"] = start
         pinned = name_outside_files(dump(section), section, verify)
         keys = ("special_tokens", "chat_template", "chat_template_path", "end_of_text")
         chat = {key: pinned[key] for key in keys}
         return (
-            {"external": external, **chat},
+            {"external": external, "published": is_published, **chat},
             {"tokenizer": dump(section), "sources": [], "seed": 0},
         )
     dumped = dump(section, "seed", "path", "end_of_text")
@@ -118,7 +122,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 
 STAGE = Stage(
     "tokenizer",
-    4,
+    5,
     "gristmill.tokenize.encoding.tokenizer:run",
     configure,
     needs,

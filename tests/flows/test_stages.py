@@ -277,8 +277,10 @@ def test_chat_template_is_part_of_the_recipe_by_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_start_of_text_is_part_of_the_recipe(tmp_path: Path) -> None:
-    fingerprints = set()
+def test_start_of_text_of_a_published_model_is_part_of_the_recipe(
+    tmp_path: Path,
+) -> None:
+    fingerprints, from_scratch = set(), set()
     for name, config in (("one", {"bos_token": "<s>"}), ("two", {}), ("three", None)):
         folder = tmp_path / name
         write_tokenizer(train(TokenizerSample({"a": ["text"]}, {}), 264), folder)
@@ -286,9 +288,11 @@ def test_start_of_text_is_part_of_the_recipe(tmp_path: Path) -> None:
         path.unlink()
         if config is not None:
             path.write_text(json.dumps(config))
-        plan = opened(f"tokenizer.path={folder / 'tokenizer.json'}").plan
+        change = f"tokenizer.path={folder / 'tokenizer.json'}"
+        from_scratch.add(opened(change).plan["tokenizer"].fingerprint)
+        plan = opened(change, f"pretrain.model.init_from={folder}").plan
         fingerprints.add(plan["tokenizer"].fingerprint)
-    assert len(fingerprints) == 2
+    assert (len(fingerprints), len(from_scratch)) == (2, 1)
 
 
 def test_a_run_can_end_at_any_stage() -> None:

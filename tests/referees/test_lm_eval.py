@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.core.files import write_json
-from gristmill.mixtures.schema.evaluation import Task
+from gristmill.mixtures.schema.evaluation import Export, Task
 from gristmill.mixtures.schema.model import Model
 from gristmill.train.eval.answering import answer_task, open_reader
 from gristmill.train.eval.tasks import read_task
-from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import shape_of
-from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, load_model, save_model
-from gristmill.train.stages.export import exported_tensors
+from gristmill.train.stages.export import write_folder
 from tests.train.jsonl import write_jsonl
 
 # Importing it takes seconds, which collection need not spend.
@@ -83,7 +80,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("exported")
     texts = [item["text"] for item in TEXTS] + [item["q"] for item in CHOICES]
-    write_tokenizer(train(TokenizerSample({"all": texts}, {}), 300), folder)
+    write_tokenizer(
+        train(TokenizerSample({"all": texts}, {}), 300), folder / "tokenizer"
+    )
     shape = shape_of(
         Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), 300, LENGTH
     )
@@ -102,12 +101,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for name, size in names.items()
         },
     )
-    write_json(folder / "config.json", hf_config(shape, "float32", [0], 1))
-    write_tensors(
-        folder / "model.safetensors",
-        exported_tensors(folder / "trained", shape, torch.float32),
+    write_folder(
+        folder / "trained", folder / "tokenizer", Export(dtype="fp32"), folder / "out"
     )
-    return folder
+    return folder / "out"
 
 
 @pytest.fixture(scope="module")

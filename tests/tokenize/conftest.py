@@ -118,12 +118,14 @@ class Stages:
         name: str,
         inputs: Mapping[str, Path],
         sources: Sequence[str],
+        published: bool = False,
         **section: Any,
     ) -> tokenizer.TokenizerSummary:
-        config = {
+        config: tokenizer.TokenizerRecipe = {
             "tokenizer": {"vocab_size": 300, **section},
             "sources": list(sources),
             "seed": 1,
+            "published": published,
         }
         return tokenizer.run(inputs, config, self.root / name, self.context(name))
 

@@ -94,7 +94,8 @@ def test_default_chat_template_renders_as_documented_and_marks_assistant_tokens(
     transformers = pytest.importorskip("transformers")
     auto = transformers.AutoTokenizer.from_pretrained(folder)
     expected = (
-        "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n"
+        "<|endoftext|><|system|>\nAnswer briefly.<|end|>\n"
+        "<|user|>\nWhat is 2 + 2?\n<|end|>\n"
         "<|assistant|>\nFour.\n\nOr 4.<|end|>\n<|user|>\nGrößer als "
         "3?<|end|>\n<|assistant|>\nYes<|end|>\n"
     )
@@ -102,7 +103,7 @@ def test_default_chat_template_renders_as_documented_and_marks_assistant_tokens(
     assert auto.apply_chat_template(
         CONVERSATION[:2], tokenize=False, add_generation_prompt=True
     ) == (
-        "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + "
+        "<|endoftext|><|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + "
         "2?\n<|end|>\n<|assistant|>\n"
     )
     rendered = auto.apply_chat_template(
@@ -334,17 +335,31 @@ def test_published_tokenizer_reads_no_documents(stages: Any, folder: Path) -> No
     ) == (True, {}, {})
 
 
-def test_published_tokenizer_keeps_its_start_of_text(stages: Any, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("published", "given", "bos"),
+    [
+        (True, {"content": "<|pad|>", "special": True}, "<|pad|>"),
+        (True, None, None),
+        # The packed rows of a model trained from scratch have no other start of text.
+        (False, {"content": "<|pad|>", "special": True}, "<|endoftext|>"),
+    ],
+)
+def test_published_tokenizer_keeps_its_start_of_text(
+    stages: Any,
+    folder: Path,
+    published: bool,
+    given: dict[str, object] | None,
+    bos: str | None,
+) -> None:
     path = stages.root / "tokenizer.json"
     path.write_text((folder / "tokenizer.json").read_text())
     # transformers writes a token with its flags
-    start = {"content": "<|pad|>", "special": True}
     config = stages.root / "tokenizer_config.json"
-    config.write_text(json.dumps({"bos_token": start, "eos_token": None}))
-    external(stages, path)
-    written = stages.root / "tokenizer" / "tokenizer_config.json"
-    assert json.loads(written.read_text())["bos_token"] == "<|pad|>"
-    assert json.loads(written.read_text())["eos_token"] == "<|endoftext|>"
+    config.write_text(json.dumps({"bos_token": given, "eos_token": None}))
+    stages.tokenizer("tokenizer", {}, [], published=published, path=str(path))
+    written = json.loads((stages.root / "tokenizer/tokenizer_config.json").read_text())
+    assert written.get("bos_token") == bos
+    assert written["eos_token"] == "<|endoftext|>"
 
 
 def test_tokenizer_without_an_end_of_text_is_rejected(stages: Any) -> None:

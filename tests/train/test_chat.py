@@ -54,7 +54,7 @@ def test_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
     assert example is not None
     assert decoded_mask(chat, example) == [
         (
-            "<|system|>\nBe brief.<|end|>\n<|user|>\nWhat does it "
+            "<|endoftext|><|system|>\nBe brief.<|end|>\n<|user|>\nWhat does it "
             "do?<|end|>\n<|assistant|>\n",
             False,
         ),
@@ -73,7 +73,7 @@ def test_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
         (
             "all",
             [
-                "\nBe brief.<|end|>\n<|user|>\nWhat does it "
+                "<|system|>\nBe brief.<|end|>\n<|user|>\nWhat does it "
                 "do?<|end|>\n<|assistant|>\nIt wraps text.<|end|>\n<|user|>\n"
                 "Sure?<|end|>\n<|assistant|>\n Yes.<|end|>\n"
             ],
@@ -114,7 +114,7 @@ def test_tool_calls_are_trained_and_tool_responses_are_not(chat: Chat) -> None:
     ).used
     assert decoded_mask(chat, example) == [
         (
-            '<|system|>\nTools: [{"type": "function", "function": {"name": '
+            '<|endoftext|><|system|>\nTools: [{"type": "function", "function": {"name": '
             '"weather", "parameters": {"city": "<string>"'
             "}}}]<|end|>\n<|user|>\nRain?<|end|>\n<|assistant|>\n",
             False,
@@ -602,11 +602,11 @@ def test_templates_have_the_start_of_text(chat: Chat, tmp_path: Path) -> None:
     folder = shutil.copytree(chat.folder, tmp_path / "started")
     config = read_json(folder / "tokenizer_config.json")
     write_json(folder / "tokenizer_config.json", {**config, "bos_token": "<|pad|>"})
-    template = folder / "chat_template.jinja"
-    template.write_text("{{ bos_token }}" + template.read_text())
     started = Chat(folder)
     assert (started.start_of_text, chat.start_of_text) == (1, 0)
-    assert started.encode(TURNS).ids.tolist() == [1, *chat.encode(TURNS).ids.tolist()]
+    assert started.encode(TURNS).ids[0] == 1
+    assert chat.encode(TURNS).ids[0] == 0
+    assert (started.encode(TURNS).ids[1:] == chat.encode(TURNS).ids[1:]).all()
 
 
 def test_untrained_turns_and_a_final_user_turn_are_context(chat: Chat) -> None:

@@ -224,7 +224,8 @@ def test_file_has_the_tokenizer_and_the_ids_that_end_an_answer(
         if kind == 3
     } == special
     assert fields["tokenizer.ggml.pre"] == "gpt-2"
-    assert fields["tokenizer.ggml.add_bos_token"] is False
+    assert fields["tokenizer.ggml.add_bos_token"] is True
+    assert fields["tokenizer.ggml.bos_token_id"] == ids["<|endoftext|>"]
     assert fields["tokenizer.ggml.eos_token_id"] == ids["<|endoftext|>"]
     assert fields["tokenizer.ggml.eot_token_id"] == ids["<|end|>"]
     assert fields["llama.context_length"] == 64
@@ -244,7 +245,10 @@ def test_template_without_generation_marks_renders_the_same_text(
     chat = Chat(tokenizer_folder)
     for messages in (PROBE, PROBE[1:4]):
         ours = chat.text(messages, prompt=True)
-        assert plain.render(messages=messages, add_generation_prompt=True) == ours
+        theirs = plain.render(
+            messages=messages, add_generation_prompt=True, bos_token="<|endoftext|>"
+        )
+        assert theirs == ours
 
 
 @pytest.mark.parametrize(
@@ -304,7 +308,9 @@ def test_llama3_rope_scaling_is_rejected_for_qwen(exported: Any) -> None:
 
 def test_modelfile_has_weights_stops_and_template(tokenizer_folder: Path) -> None:
     chat = Chat(tokenizer_folder)
-    assert modelfile("model-q8_0.gguf", chat, 64, go_template(chat)) == (
+    assert modelfile(
+        "model-q8_0.gguf", chat, 64, go_template(chat, "<|endoftext|>")
+    ) == (
         "FROM ./model-q8_0.gguf\nPARAMETER num_ctx 64\nPARAMETER stop "
         '"<|endoftext|>"\nPARAMETER stop "<|end|>"\n'
         'TEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}<|system|>\n{{ '
@@ -354,6 +360,8 @@ def test_untranslatable_template_is_left_out_of_the_modelfile(
         tmp_path / "out",
         "m",
         Context(tmp_path / "work", "export"),
+        [],
+        is_tuned=False,
     )
     assert "TEMPLATE" not in (tmp_path / "out" / "Modelfile").read_text()
     assert "TEMPLATE" in capsys.readouterr().out

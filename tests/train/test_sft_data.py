@@ -103,16 +103,16 @@ def test_cut_and_unmarked_ends_of_turn_are_distinguished(
         run_stage(
             "sft_data", inputs_with_template(unmarked), config, tmp_path / "unmarked"
         )
-    with pytest.raises(GateError, match=r"4 .*10 tokens"):
+    with pytest.raises(GateError, match=r"4 .*11 tokens"):
         run_stage(
             "sft_data",
             {"tokenizer": tokenizer_folder},
-            {**config, "sequence_length": 10},
+            {**config, "sequence_length": 11},
             tmp_path / "cut",
         )
     lowered = {
         **config,
-        "sequence_length": 10,
+        "sequence_length": 11,
         "gates": {"min_end_of_turn_trained": 0.0},
     }
     summary = run_stage(

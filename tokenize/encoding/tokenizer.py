@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 
@@ -102,6 +102,10 @@ class TokenizerRecipe(TypedDict):
     sources: list[str]
     """Names, in the manifest's order."""
     seed: int
+    published: NotRequired[bool]
+    """True if a model is trained further that was published with the external
+    tokenizer.
+    """
 
 
 @dataclass(frozen=True)
@@ -186,9 +190,10 @@ def run(
             f"{section.vocab_size} tokens asked for; the vocabulary is smaller "
             "than tokenizer.vocab_size, which changes nothing else"
         )
-    write_tokenizer(
-        tokenizer, out, template, section.end_of_text, start_of_text(section)
-    )
+    published = None
+    if section.path is not None and config.get("published"):
+        published = configured_tokens(as_path(section.path).parent)
+    write_tokenizer(tokenizer, out, template, section.end_of_text, published)
     loaded = load(out)
     bytes_per_token = dict[str, float | None]()
     for source, texts in sample.measure.items():
@@ -240,7 +245,7 @@ def check(tokenizer: Tokenizer, template: str, section: sections.Tokenizer) -> N
             special_ids(tokenizer),
             eos_token=eos,
             pad_token=pad,
-            bos_token=start_of_text(section) or "",
+            bos_token=eos,
         )
     except TemplateRefusedError as error:
         raise TokenizerError(f"tokenizer.chat_template: {error}") from error
@@ -270,9 +275,12 @@ def write_tokenizer(
     out: Path,
     template: str = CHAT_TEMPLATE,
     end_of_text: str | None = None,
-    start_of_text: str | None = None,
+    published: Mapping[str, str] | None = None,
 ) -> None:
     """Write the four files of the stage.
+
+    `bos_token`, which templates may write in front of a conversation, is that of the
+    published model, or the end of text, which documents follow in a packed set.
 
     Args:
         tokenizer: the vocabulary.
@@ -280,13 +288,15 @@ def write_tokenizer(
         template: of conversations.
         end_of_text: the token that ends a text; by default the first of
             END_OF_TEXT_NAMES in the vocabulary.
-        start_of_text: the token that templates may write in front, if any.
+        published: tokens of a published model by their names in its
+            tokenizer_config.json; None for a model that is trained from scratch.
     """
     eos, pad = end_and_pad(tokenizer, end_of_text)
+    bos = eos if published is None else published.get("bos_token")
     write_json(
         out / TOKENIZER_CONFIG_FILE,
         {
-            **({"bos_token": start_of_text} if start_of_text else {}),
+            **({"bos_token": bos} if bos else {}),
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": eos,
             "pad_token": pad,
@@ -362,13 +372,32 @@ def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:
     return token if token and tokenizer.token_to_id(token) is not None else None
 
 
-def start_of_text(section: sections.Tokenizer) -> str | None:
-    """`bos_token` beside an external tokenizer.json, which templates of Llama, Gemma,
-    Mistral and DeepSeek write in front of a conversation.
+def read_prompt_tokenizer(folder: Path, follows_end: bool | None) -> Tokenizer:
+    """Read the tokenizer of a folder so that `encode(text)` begins with what stood
+    before each text when the model was trained.
+
+    Args:
+        folder: of the tokenizer stage, or of an exported model.
+        follows_end: True or False for a model that was trained here, on texts that
+            follow an end of text or nothing; None for a published one, whose
+            tokenizer.json says what is added.
     """
-    if section.path is None:
-        return None
-    return configured_tokens(as_path(section.path).parent).get("bos_token")
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = Tokenizer.from_str(
+        (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+    )
+    if follows_end is not None:
+        end, _ = end_and_pad(tokenizer, configured_end_of_text(folder, tokenizer))
+        start = [(end, tokenizer.token_to_id(end))] if end and follows_end else []
+        before = [token for token, _ in start]
+        tokenizer.post_processor = TemplateProcessing(
+            single=[*before, "$A"],
+            pair=[*before, "$A", *before, "$B"],
+            special_tokens=start,
+        )
+    return tokenizer
 
 
 def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gristmill.mixtures.schema.evaluation import Evaluate, Task
-from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat, ChatError
+from gristmill.train.data.conversation_tokens import Chat, ChatError
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.eval.held_out import LARGEST_EXPONENT
 from gristmill.train.eval.intervals import (
@@ -52,8 +52,11 @@ class Reader:
     Attributes:
         model: complete in this process, or sharded over `world`.
         encode: text -> ids without special tokens.
+        prompt: text to continue -> ids, with those that stood before a text in training
+            unless it begins with them.
         decode: ids -> text without special tokens.
-        prefix: id before a text without context.
+        prefix: id before a text without context: the tokenizer's start of text, or its
+            end without one.
         stops: ids that end an answer.
         chat: the tokenizer's chat template; raises ChatError without one.
         world: processes of a sharded model, which can score but not generate.
@@ -61,6 +64,7 @@ class Reader:
 
     model: Llama
     encode: Encode
+    prompt: Encode
     decode: Callable[[Sequence[int]], str]
     prefix: int
     stops: frozenset[int]
@@ -135,7 +139,7 @@ def answer_task(
     scores = reader.score(
         [
             continuation(
-                reader.encode,
+                reader.encode if task.chat_template else reader.prompt,
                 reader.prefix,
                 _context(reader, task, item),
                 delimiter + answer,
@@ -179,7 +183,8 @@ def _rolling(
     reader: Reader, items: Sequence[Item], seed: int, bootstrap_samples: int
 ) -> Result:
     texts = [item.answers[0] for item in items]
-    encoded = [reader.encode(text) for text in texts]
+    # lm-evaluation-harness scores the start of text too, after itself.
+    encoded = [reader.prompt(text) for text in texts]
     requests = [list(windows(ids, reader.prefix, reader.length)) for ids in encoded]
     scores = iter(reader.score([window for text in requests for window in text]))
     # Words as lm-evaluation-harness counts them: the parts between white space,
@@ -224,8 +229,9 @@ def _generate(
             f"a prompt in the model's {reader.length} tokens; lower it"
         )
     stops = reader.chat().stops if task.chat_template else reader.stops
+    encode = reader.encode if task.chat_template else reader.prompt
     prompts = [
-        (reader.encode(_context(reader, task, item)) or [reader.prefix])[-room:]
+        (encode(_context(reader, task, item)) or [reader.prefix])[-room:]
         for item in items
     ]
     answers = [
@@ -292,17 +298,23 @@ def open_reader(
     """Reader for a model, sharded or not, with the tokenizer of a folder (of the stage
     tokenizer, or of an export).
     """
-    from tokenizers import Tokenizer
-
-    from gristmill.tokenize.encoding.tokenizer import load
+    from gristmill.tokenize.encoding.tokenizer import (
+        configured_tokens,
+        load,
+        read_prompt_tokenizer,
+    )
 
     text = load(tokenizer_folder)
-    tokenizer = Tokenizer.from_str(
-        (tokenizer_folder / TOKENIZER_FILE).read_text(encoding="utf-8")
-    )
+    tokenizer = read_prompt_tokenizer(tokenizer_folder, model.shape.follows_end)
+    start = tokenizer.decode(tokenizer.encode("").ids, skip_special_tokens=False)
+    bos = configured_tokens(tokenizer_folder).get("bos_token", "")
 
     def encode(string: str) -> list[int]:
         return tokenizer.encode(string, add_special_tokens=False).ids
+
+    def prompt(string: str) -> list[int]:
+        is_begun = string.startswith(start)
+        return tokenizer.encode(string, add_special_tokens=not is_begun).ids
 
     def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -310,8 +322,9 @@ def open_reader(
     return Reader(
         model,
         encode,
+        prompt,
         decode,
-        text.eos,
+        text.special_ids.get(bos, text.eos),
         frozenset({text.eos}),
         cache(lambda: Chat(tokenizer_folder)),
         world,

@@ -33,14 +33,14 @@ class LanguageModel:
 
     Attributes:
         model: complete in this process.
-        encode: text -> ids without special tokens.
+        prompt: text to continue -> ids.
         decode: ids -> text without special tokens.
         end: id that ends a text, and replaces an empty one.
         chat: format of conversations; None without a template.
     """
 
     model: Llama
-    encode: Callable[[str], list[int]]
+    prompt: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     end: int
     chat: Chat | None
@@ -54,7 +54,7 @@ class LanguageModel:
 
     def text_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a text to continue."""
-        return tuple(self.encode(text) or [self.end])
+        return tuple(self.prompt(text) or [self.end])
 
     def chat_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Ids of a conversation, up to the model's answer.
@@ -88,13 +88,14 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
     reader = open_reader(model, tokenizer)
     has_chat = (tokenizer / TEMPLATE_FILE).exists()
     chat = Chat(tokenizer, datetime.now) if has_chat else None
-    highest = max([reader.prefix, *(chat.stops if chat else ())])
+    (end,) = reader.stops
+    highest = max([reader.prefix, end, *(chat.stops if chat else ())])
     if highest >= model.shape.vocab_size:
         raise VocabularyError(
             f"{tokenizer} has the id {highest}, the model in {folder} only "
             f"{model.shape.vocab_size} ids: they do not belong together"
         )
-    return LanguageModel(model, reader.encode, reader.decode, reader.prefix, chat)
+    return LanguageModel(model, reader.prompt, reader.decode, end, chat)
 
 
 class TextStream:

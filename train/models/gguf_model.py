@@ -60,6 +60,7 @@ class Labels:
         name: of the model.
         vocabulary: its tokens.
         start_of_text, end_of_text, pad: ids.
+        adds_start: whether llama.cpp begins texts with `start_of_text`.
         end_of_turn: id that ends an answer; None if only the end of the text does.
         chat_template: Jinja.
     """
@@ -67,6 +68,7 @@ class Labels:
     name: str
     vocabulary: Vocabulary
     start_of_text: int
+    adds_start: bool
     end_of_text: int
     pad: int
     end_of_turn: int | None
@@ -176,10 +178,8 @@ def write_gguf(
         writer.add_token_list(list(vocabulary.tokens))
         writer.add_token_types(list(vocabulary.kinds))
         writer.add_token_merges(list(vocabulary.merges))
-        # Documents of a packed set follow an end of text; the start is not added, as
-        # templates write their own.
         writer.add_bos_token_id(labels.start_of_text)
-        writer.add_add_bos_token(False)
+        writer.add_add_bos_token(labels.adds_start)
         writer.add_eos_token_id(labels.end_of_text)
         writer.add_pad_token_id(labels.pad)
         if labels.end_of_turn is not None:

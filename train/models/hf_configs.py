@@ -156,7 +156,7 @@ def shape_from_hf(config: ConfigJson) -> Shape:
         prefix_lm=bool(config.get(PREFIX_LM, False)),
         norm_topk_prob=family != "qwen3_moe"
         or bool(config.get("norm_topk_prob", False)),
-        published=Published(family, tuple(ends), window),
+        published=Published(family, tuple(ends), window, config.get("bos_token_id")),
     )
 
 
@@ -260,9 +260,11 @@ def family_of(shape: Shape) -> str:
     )
 
 
-def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, object]:
+def hf_config(
+    shape: Shape, dtype: str, eos: list[int], pad: int, bos: int | None = None
+) -> dict[str, object]:
     """The config.json of a model for transformers, with the vocabulary size without
-    padding.
+    padding; `bos` applies to decoders.
 
     The rotary base is written under both names: transformers 5 reads `rope_parameters`,
     earlier versions and other engines read `rope_theta` and `rope_scaling`.
@@ -311,7 +313,7 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, o
         "tie_word_embeddings": shape.tied_embeddings,
         "dtype": dtype,
         "torch_dtype": dtype,
-        "bos_token_id": None,
+        "bos_token_id": bos,
         "eos_token_id": eos,
         "pad_token_id": pad,
         **({PREFIX_LM: True} if shape.prefix_lm else {}),

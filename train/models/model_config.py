@@ -70,6 +70,7 @@ class Published:
     Attributes:
         model_type: its family.
         eos: ids that end a text.
+        bos: id that begins one.
         sliding_window: maximum number of tokens that a token attends to, including
             itself; rows are not longer. None: all.
     """
@@ -77,6 +78,7 @@ class Published:
     model_type: str
     eos: tuple[int, ...] = ()
     sliding_window: int | None = None
+    bos: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,13 @@ class Shape:
                     f"a model's {name} is a whole number from 1 to "
                     f"{limit:,}, not {size!r}"
                 )
+
+    @property
+    def follows_end(self) -> bool | None:
+        """True if the first token of a text attends to the end of text before it in
+        training; None for a published model.
+        """
+        return None if self.published is not None else not self.document_mask
 
     @property
     def attention_width(self) -> int:
@@ -226,6 +235,11 @@ class ForeignShape:
     prefix_lm: ClassVar[bool] = False
 
     @property
+    def follows_end(self) -> bool | None:
+        """See `Shape.follows_end`."""
+        return not self.document_mask
+
+    @property
     def matrix_parameters(self) -> int:
         """All weights, as operations are unknown (Kaplan et al. 2020, section 2.1)."""
         return self.parameters
@@ -287,6 +301,11 @@ class TransformersShape(ForeignShape):
                 f"{self.family}; make rows shorter (mix.sequence_length, or "
                 "sequence_length of sft, dpo or rl)"
             )
+
+    @property
+    def follows_end(self) -> None:
+        """See `Shape.follows_end`."""
+        return None
 
     @property
     def family(self) -> str:

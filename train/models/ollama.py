@@ -43,8 +43,10 @@ def modelfile(
     )
 
 
-def go_template(chat: Chat) -> str | None:
-    """Chat template in Go; None if there is no equivalent of this form."""
+def go_template(chat: Chat, added: str = "") -> str | None:
+    """Chat template in Go, without the text `added` that llama.cpp puts in front; None
+    if there is no equivalent of this form.
+    """
     # Each text is the difference that one more message makes; there is no equivalent if
     # a message changes the text before it.
     system, first, answer, second, _ = PROBE
@@ -82,6 +84,7 @@ def go_template(chat: Chat) -> str | None:
         f'{{{{ {"if" if number == 0 else "else if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
         for number, (role, (before, after)) in enumerate(around.items())
     )
+    head = head.removeprefix(added)
     return f"{head}{{{{ range .Messages }}}}{branches}{{{{ end }}}}{{{{ end }}}}{tail}"
 
 

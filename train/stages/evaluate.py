@@ -21,7 +21,7 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import CONTINUING
 from gristmill.mixtures.schema.evaluation import Evaluate
 from gristmill.mixtures.schema.pretrain import Pretrain
-from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
+from gristmill.tokenize.encoding.tokenizer import read_prompt_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.distributed.process_groups import make_deterministic
@@ -227,15 +227,14 @@ def sample(
     if not section.prompts:
         return []
     chat = Chat(tokenizer)
-    text = load_tokenizer(tokenizer)
     if asked:
         prompts = [
             chat.encode([{"role": "user", "content": prompt}], prompt=True).ids.tolist()
             for prompt in section.prompts
         ]
     else:
-        # In the packed set, every document follows an end-of-text token.
-        prompts = [[text.eos, *encoded.ids] for encoded in text.encode(section.prompts)]
+        text = read_prompt_tokenizer(tokenizer, model.shape.follows_end)
+        prompts = [text.encode(prompt).ids for prompt in section.prompts]
     completions = generate(
         model,
         prompts,

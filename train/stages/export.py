@@ -20,10 +20,12 @@ from torch import Tensor
 
 from gristmill.core.files import copy_file, write_json, write_text
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.manifest import TUNINGS
 from gristmill.mixtures.schema.evaluation import Export
-from gristmill.tokenize.chat_template import as_plain_jinja
+from gristmill.tokenize.chat_template import PROBE, as_plain_jinja
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import llama_cpp_vocabulary
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
+from gristmill.tokenize.encoding.tokenizer import read_prompt_tokenizer
 from gristmill.train.data.conversation_tokens import (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -60,6 +62,10 @@ PREFIX_NOTE = [
     "prompts in both directions.",
     "",
 ]
+START_NOTE = (
+    "Texts begin with `{start}`, which `tokenizer(text)` adds; the chat template writes "
+    "the beginning of a conversation itself."
+)
 LOADERS = {
     "decoder": ("text-generation", "AutoModelForCausalLM"),
     "encoder": ("fill-mask", "AutoModelForMaskedLM"),
@@ -123,12 +129,28 @@ def run(
     tokenizer = inputs["tokenizer"]
     shape, parameters, size = write_folder(source, tokenizer, section, out)
     chat = Chat(tokenizer)
+    added = read_prompt_tokenizer(tokenizer, shape.follows_end).encode("").ids
     write_text(
         out / "README.md",
-        model_card(lineage, stage, shape, parameters, section.dtype),
+        model_card(
+            lineage,
+            stage,
+            shape,
+            parameters,
+            section.dtype,
+            chat.decode(added, special=True),
+        ),
     )
     sizes = write_gguf_files(
-        source, shape, chat, section, out, lineage.get("name", stage), context
+        source,
+        shape,
+        chat,
+        section,
+        out,
+        lineage.get("name", stage),
+        context,
+        added,
+        is_tuned=stage in TUNINGS,
     )
     summary: ExportSummary = {
         "model": stage,
@@ -174,16 +196,21 @@ def write_folder(
             out,
         )
     else:
-        published_eos = () if shape.published is None else shape.published.eos
-        eos = sorted(chat.stops.union(published_eos))
+        bos: int | None = chat.start_of_text
+        eos = sorted(chat.stops)
+        if shape.published is not None:
+            bos = shape.published.bos
+            eos = sorted(chat.stops.union(shape.published.eos))
         tensors = exported_tensors(source, shape, dtype)
         parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
-        write_json(out / "config.json", hf_config(shape, name, eos, chat.pad))
+        write_json(out / "config.json", hf_config(shape, name, eos, chat.pad, bos))
         write_json(
-            out / GENERATION_FILE, {"eos_token_id": eos, "pad_token_id": chat.pad}
+            out / GENERATION_FILE,
+            {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": chat.pad},
         )
         size = write_model(out, tensors, section.max_shard_bytes)
-    copy_file(tokenizer / TOKENIZER_FILE, out / TOKENIZER_FILE)
+    prompt_tokenizer = read_prompt_tokenizer(tokenizer, shape.follows_end)
+    write_text(out / TOKENIZER_FILE, prompt_tokenizer.to_str(pretty=True))
     if shape.kind == "decoder":
         copy_file(tokenizer / TEMPLATE_FILE, out / TEMPLATE_FILE)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
@@ -207,9 +234,15 @@ def write_gguf_files(
     out: Path,
     name: str,
     context: Context,
+    added: Sequence[int],
+    is_tuned: bool,
 ) -> dict[str, int]:
     """Write the GGUF files of the section and a Modelfile; returns bytes by kind of
     file.
+
+    llama.cpp puts the ids `added` before texts also in front of conversations, unless
+    their template begins with them. So the files of a model that `is_tuned` on another
+    template add none.
 
     Raises:
         gristmill.tokenize.encoding.llama_cpp_vocabulary.NotForLlamaCppError: llama.cpp
@@ -226,10 +259,14 @@ def write_gguf_files(
             "convert_hf_to_gguf.py"
         )
     template = (chat.folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+    start = chat.decode(added, special=True)
+    if is_tuned and not chat.text(PROBE[1:2]).startswith(start):
+        added, start = (), ""
     labels = Labels(
         name,
         llama_cpp_vocabulary(chat.tokenizer, shape.vocab_size),
-        chat.start_of_text,
+        added[0] if added else chat.start_of_text,
+        bool(added),
         chat.end_of_text,
         chat.pad,
         next(iter(sorted(chat.stops - {chat.end_of_text})), None),
@@ -247,7 +284,7 @@ def write_gguf_files(
         )
         for kind in section.gguf
     }
-    go_chat_template = go_template(chat)
+    go_chat_template = go_template(chat, start)
     if go_chat_template is None:
         context.warn(
             "the Modelfile has no TEMPLATE: the chat template writes a message in a "
@@ -329,9 +366,10 @@ def model_card(
     shape: Shape | TransformersShape,
     parameters: int,
     dtype: str,
+    start: str,
 ) -> str:
-    """README of the exported folder: description of the model, sources, loading and
-    lineage.
+    """README of the exported folder: description of the model, sources, loading, the
+    tokens that `start` a text, and lineage.
     """
     name = lineage.get("name", "gristmill model")
     rows = [
@@ -378,6 +416,7 @@ def model_card(
             'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
             "```",
             "",
+            *([START_NOTE.format(start=start), ""] if start else []),
             *(PREFIX_NOTE if shape.prefix_lm else []),
             *sources,
             "## Lineage",
