@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
 from itertools import groupby
@@ -360,6 +361,8 @@ def _turn(
     if ends_text and not prompt_text.startswith(write(context).rstrip()):
         # It ends every text, whoever spoke last, and not the answer (Phi-3).
         answered = answered.removesuffix(eos).rstrip()
+    if not marked and not answered.endswith(("|>", "\uff5c>", eos or "|>")):
+        rendered = answered = answered + _start_of_next_turn(context, message, write)
     start = len(prompt_text) if text.startswith(prompt_text) else 0
     if not start and any(earlier["role"] == "assistant" for earlier in context):
         # The answer changes the turns before the last message (gpt-oss drops the
@@ -395,6 +398,29 @@ def _turn(
     reasoning = str(message.get("reasoning_content") or inline).strip("\n")
     answer = answered[len(opened) :].rpartition(THINKING_END)[2].lstrip("\n")
     return prompt_text, [(f"{reasoning}\n{THINKING_END}\n\n{answer}", True)]
+
+
+def _start_of_next_turn(
+    context: Sequence[ChatMessage],
+    message: ChatMessage,
+    write: Callable[[Sequence[ChatMessage]], str],
+) -> str:
+    """Special token that begins the turn after an answer, which thereby ends the answer
+    in templates that write no other end (GLM-4.5); "" without one.
+    """
+    calls = message.get("tool_calls")
+    # without the reasoning, which may be dropped once a turn follows
+    answer = {"role": "assistant", "content": "x"} | (
+        {"tool_calls": calls} if calls else {}
+    )
+    following = {"role": "tool" if calls else "user", "content": "x"}
+    with suppress(*TEMPLATE_ERRORS):
+        written = write([*context, answer])
+        longer = write([*context, answer, following])
+        token = SPECIAL_FORM.match(longer, len(written))
+        if token and longer.startswith(written):
+            return token[0]
+    return ""
 
 
 def as_plain_jinja(text: str) -> str:

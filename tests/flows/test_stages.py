@@ -280,7 +280,7 @@ def test_chat_template_is_part_of_the_recipe_by_content(tmp_path: Path) -> None:
 def test_start_of_text_of_a_published_model_is_part_of_the_recipe(
     tmp_path: Path,
 ) -> None:
-    fingerprints, from_scratch = set(), set()
+    starts = []
     for name, config in (("one", {"bos_token": "<s>"}), ("two", {}), ("three", None)):
         folder = tmp_path / name
         write_tokenizer(train(TokenizerSample({"a": ["text"]}, {}), 264), folder)
@@ -288,11 +288,17 @@ def test_start_of_text_of_a_published_model_is_part_of_the_recipe(
         path.unlink()
         if config is not None:
             path.write_text(json.dumps(config))
-        change = f"tokenizer.path={folder / 'tokenizer.json'}"
-        from_scratch.add(opened(change).plan["tokenizer"].fingerprint)
-        plan = opened(change, f"pretrain.model.init_from={folder}").plan
-        fingerprints.add(plan["tokenizer"].fingerprint)
-    assert (len(fingerprints), len(from_scratch)) == (2, 1)
+        manifest = opened(f"tokenizer.path={folder / 'tokenizer.json'}").manifest
+        assert manifest.pretrain is not None
+        model = manifest.pretrain.model.model_copy(update={"init_from": str(folder)})
+        pretrain = manifest.pretrain.model_copy(update={"model": model})
+        for number, given in enumerate((manifest.pretrain, pretrain)):
+            update = manifest.model_copy(update={"pretrain": given})
+            recipe = STAGES["tokenizer"].configure(update, False)
+            assert recipe is not None
+            assert recipe[0]["published"] is bool(number)
+            starts.append(recipe[0]["external"].get("bos_token"))
+    assert starts == [None, "<s>", None, None, None, None]
 
 
 def test_a_run_can_end_at_any_stage() -> None:

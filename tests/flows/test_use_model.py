@@ -26,6 +26,7 @@ from gristmill.flows.models.find_model import ModelNotFoundError, find_model
 from gristmill.flows.models.generate import read_prompts
 from gristmill.flows.models.model_server import ModelServer
 from gristmill.mixtures.base import OutsidePath
+from gristmill.mixtures.schema.evaluation import Export
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.tokenize.encoding.bpe import train
@@ -35,12 +36,10 @@ from gristmill.train.generation.language_model import LanguageModel, open_langua
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler, complete
 from gristmill.train.generation.scheduler_thread import Engine
-from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import shape_of
-from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, save_model
-from gristmill.train.stages.export import exported_tensors
+from gristmill.train.stages.export import write_folder
 
 API_KEY = "key-of-the-tests"
 DEADLINE_SECONDS = 120.0
@@ -84,18 +83,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(stage: Path) -> Path:
     """The same model as `export` writes it."""
     model, folder = find_model(str(stage), None), stage.parent / "exported"
-    language = open_language_model(model.weights, model.tokenizer)
-    folder.mkdir()
-    write_json(
-        folder / "config.json",
-        hf_config(language.model.shape, "float32", sorted(language.stops), 1),
-    )
-    write_tensors(
-        folder / "model.safetensors",
-        exported_tensors(model.weights, language.model.shape, torch.float32),
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).write_bytes((model.tokenizer / name).read_bytes())
+    write_folder(model.weights, model.tokenizer, Export(dtype="fp32"), folder)
     return folder
 
 

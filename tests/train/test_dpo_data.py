@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gristmill.train.data.conversation_tokens import (
     Chat,
     Conversation,
     NothingToTrainError,
+    TemplateMismatchError,
 )
 from gristmill.train.data.pairs import Pair, write_holdout
 from gristmill.train.data.preference_rows import (
@@ -43,6 +45,21 @@ def pair(question: str, chosen: str, rejected: str) -> dict[str, str]:
 @pytest.fixture
 def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
     return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+def test_answers_without_an_end_are_rejected_by_their_example(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    tokenizer = shutil.copytree(inputs["tokenizer"], tmp_path / "tokenizer")
+    (tokenizer / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    data = write_jsonl(tmp_path / "a.jsonl", [pair("why", "because", "?")])
+    config = {"data": [{"path": data}], "sequence_length": 40}
+    run_stage("dpo_data", inputs, config, tmp_path / "good")
+    with pytest.raises(TemplateMismatchError, match=r"a\.jsonl:1"):
+        run_stage("dpo_data", {"tokenizer": tokenizer}, config, tmp_path / "bad")
 
 
 def test_pair_is_two_adjacent_rows_with_a_loss_on_the_answers(

@@ -91,6 +91,10 @@ def published(tmp_path: Path) -> Any:
         ("deepseek_r1_distill", INLINE),
         ("qwen3", CALLING),
         ("gptoss", CALLING),
+        # The next turn ends an answer.
+        ("glm4moe", PLAIN),
+        ("glm4moe", REASONED),
+        ("glm4moe", CALLING),
     ],
 )
 def test_ids_and_masks_of_an_answer_equal_those_of_transformers(
@@ -131,6 +135,7 @@ def test_ids_and_masks_of_an_answer_equal_those_of_transformers(
         ("phi3", ["<|end|>"]),
         ("gptoss", ["<|call|>", "<|return|>"]),
         ("llama3_1", ["<|eot_id|>"]),
+        ("glm4moe", ["<|user|>", "<|observation|>"]),
     ],
 )
 def test_generation_stops_at_the_ends_of_answers_and_calls(

@@ -407,7 +407,7 @@ def test_divergence_of_whole_distributions_falls_and_resumes_within_a_batch(
         "beta": 0.3,
         "steps_per_batch": 2,
         "epochs_per_batch": 2,
-        "steps": 12,
+        "steps": 20,
     }
     run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
     lines = metrics(tmp_path / "whole")

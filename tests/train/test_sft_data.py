@@ -121,6 +121,34 @@ def test_cut_and_unmarked_ends_of_turn_are_distinguished(
     assert (summary["end_of_turn_share"], summary["cut_answers"]) == (0.0, 4)
 
 
+def test_answer_without_a_special_token_after_it_is_rejected_by_its_example(
+    run_stage: Any, inputs_with_template: Any, tmp_path: Path
+) -> None:
+    inputs = inputs_with_template(
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    data = write(tmp_path / "a.jsonl", 4, "The file")
+    config = {"data": [{"path": data}], "seed": 1, "sequence_length": 64}
+    with pytest.raises(GateError, match=r"a\.jsonl:1[\s\S]*special token"):
+        run_stage("sft_data", inputs, config, tmp_path / "out")
+
+
+def test_marks_around_the_user_turn_train_nothing(
+    run_stage: Any, inputs_with_template: Any, tmp_path: Path
+) -> None:
+    inputs = inputs_with_template(
+        "{% for m in messages %}{% if m.role == 'user' %}{% generation %}<|user|>"
+        "{{ m.content }}<|end|>{% endgeneration %}{% else %}<|assistant|>"
+        "{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    data = write(tmp_path / "a.jsonl", 4, "The file")
+    config = {"data": [{"path": data}], "seed": 1, "sequence_length": 64}
+    with pytest.raises(NothingToTrainError, match=r"marks no answer"):
+        run_stage("sft_data", inputs, config, tmp_path / "out")
+
+
 def test_template_that_counts_the_messages_is_rejected(
     run_stage: Any, inputs_with_template: Any, tmp_path: Path
 ) -> None:

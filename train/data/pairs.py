@@ -88,7 +88,9 @@ def encode_pairs(examples: Sequence[Example], chat: Chat, length: int) -> Encode
                     "the template changes turns of the answer when others follow, so "
                     "that no text holds the whole answer; give answers of one turn"
                 )
-            encoded.append(conversation(tokens, learned, length, example["id"]))
+            encoded.append(
+                conversation(tokens, learned, length, example["id"], chat.stops)
+            )
         chosen, rejected = encoded
         if chosen is None or rejected is None:
             return []

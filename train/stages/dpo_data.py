@@ -22,7 +22,11 @@ from gristmill.dataprep.examples.kept_examples import (
 from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.schema.posttraining import DpoData
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.train.data.conversation_tokens import Chat, left_out_warning
+from gristmill.train.data.conversation_tokens import (
+    Chat,
+    TemplateMismatchError,
+    left_out_warning,
+)
 from gristmill.train.data.pairs import read_pairs
 from gristmill.train.data.preference_rows import write_pair_rows
 from gristmill.train.stages.stage_inputs import Inputs, example_length
@@ -41,6 +45,7 @@ def run(
             are quarantined than may be.
         gristmill.train.data.conversation_tokens.NothingToTrainError: a set has no
             usable pair.
+        TemplateMismatchError: the template does not write the end of an answer.
     """
     section = DpoData.model_validate(config)
     chat = Chat(inputs["tokenizer"])
@@ -59,6 +64,14 @@ def run(
     for name, preference_set in named_sets.items():
         for warning in warnings_of(name, preference_set.audit):
             context.warn(warning)
+        for pair in preference_set.pairs:
+            if any(item.ended + item.cut < item.answers for item in pair.conversations):
+                example = pair.example["id"]
+                raise TemplateMismatchError(
+                    f"dpo: {preference_set.records.places.get(example, example)}: the "
+                    "chat template writes no special token after the answer, so that "
+                    "the model would not learn to stop; let it write one"
+                )
         if left_out := left_out_warning(name, preference_set.encoding, length):
             context.warn(left_out)
     pairs = {name: preference_set.pairs for name, preference_set in named_sets.items()}

@@ -227,8 +227,9 @@ def gate_problems(
             )
         if unmarked:
             causes.append(
-                f"{unmarked:,} are whole, but the chat template does not mark their end "
-                "of turn as generated: put it before {% endgeneration %}"
+                f"{unmarked:,} are whole, but the chat template does not write their end "
+                "of turn, or not as generated: let it write a special token after each "
+                "answer, before {% endgeneration %} if it has such marks"
             )
         problems.append(
             f"only {counts.end_of_turn_share:.2%} of {answers:,} answers have a trained "
