@@ -9,7 +9,7 @@
 
 Each process appends to its own file, one write per answer, so that killing it loses
 only the answer being written. An incomplete last line is skipped. Prompts are not
-stored. The index takes about 200 bytes of memory per answer. Object stores cannot
+stored. The index takes about 300 bytes of memory per answer. Object stores cannot
 append: there, a file is written after every UNSAVED_ANSWERS answers and at the end.
 `forget_answers` overwrites answers with blanks in place, so that offsets stay valid for
 concurrent readers and writers.
@@ -21,10 +21,10 @@ import hashlib
 import json
 import os
 import re
-import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from gristmill.core.files import (
     as_path,
@@ -38,10 +38,6 @@ from gristmill.dataprep.llm.budget import Spending, spending_on
 from gristmill.dataprep.llm.response_parsing import Completion
 
 SETTINGS_CHARACTERS = 16
-OFFSET_BITS = 48
-"""Bits of a line's offset within its file; the bits above hold the number of the
-file.
-"""
 UNSAVED_ANSWERS = 100
 SETTINGS = "settings.json"
 END = ".jsonl"
@@ -85,33 +81,27 @@ class KeptAnswers:
         if not (self._folder / SETTINGS).exists():
             write_json(self._folder / SETTINGS, dict(settings))
         self._is_local = is_local(self._folder)
-        self._places: dict[bytes, int] = {}
+        self._places: dict[bytes, tuple[Path, int]] = {}
         self._unsaved: dict[str, bytes] = {}
         self._unsaved_notes: list[bytes] = []
         self._noted: set[bytes] = set()
-        self._files = [
-            self._folder / name
-            for name in sorted(file_names(self._folder))
-            if name.endswith(END)
-        ]
-        self._descriptors: dict[int, int] = {}
-        self._opening = threading.Lock()
         self._owner = owner
-        self._own = -1
-        self._size = 0
+        self._own_path = self._folder / self._new_file_name()
+        self._own: BinaryIO | None = None
         self.spent = Spending()
         """Spending of the owner in earlier attempts."""
-        for number, path in enumerate(self._files):
+        for path in _files(self._folder):
             is_own = path.name.startswith(f"{owner}~")
-            place = number << OFFSET_BITS
+            offset = 0
             for line in _lines(path):
                 if _WHOLE.match(line):
-                    self._places[bytes.fromhex(line[:KEY_CHARACTERS].decode())] = place
+                    key = bytes.fromhex(line[:KEY_CHARACTERS].decode())
+                    self._places[key] = path, offset
                     if is_own:
                         self.spent += spending_on(json.loads(line[KEY_CHARACTERS:]))
                 elif _NOTE_LINE.match(line):
                     self._noted.add(line)
-                place += len(line)
+                offset += len(line)
 
     def __len__(self) -> int:
         return len(self._places) + len(self._unsaved)
@@ -123,28 +113,11 @@ class KeptAnswers:
             place = self._places.get(bytes.fromhex(key))
             if place is None:
                 return None
-            line = self._line_at(place)
-        return json.loads(line[KEY_CHARACTERS:]) if _WHOLE.match(line) else None
-
-    def _line_at(self, place: int) -> bytes:
-        number = place >> OFFSET_BITS
-        offset = place & ((1 << OFFSET_BITS) - 1)
-        path = self._files[number]
-        if not self._is_local:
+            path, offset = place
             with path.open("rb") as stream:
                 stream.seek(offset)
-                return stream.readline()
-        with self._opening:
-            if number not in self._descriptors:
-                self._descriptors[number] = os.open(path, os.O_RDONLY)
-            descriptor = self._descriptors[number]
-        chunk = b""
-        size = 1 << 13
-        while not chunk.endswith(b"\n"):
-            chunk = os.pread(descriptor, size, offset)
-            chunk = chunk[: chunk.find(b"\n") + 1 or len(chunk)]
-            size = 2 * size
-        return chunk
+                line = stream.readline()
+        return json.loads(line[KEY_CHARACTERS:]) if _WHOLE.match(line) else None
 
     def keep(
         self, key: str, answer: Completion, about: str | None = None
@@ -186,30 +159,22 @@ class KeptAnswers:
         if len(self._unsaved) + len(self._unsaved_notes) >= UNSAVED_ANSWERS:
             self._save()
 
-    def _append(self, line: bytes) -> int:
+    def _append(self, line: bytes) -> tuple[Path, int]:
         """Append a line to the file of this process and return its place."""
-        if self._own < 0:
-            path = self._folder / self._new_file_name()
-            self._own = len(self._files)
-            self._files.append(path)
-            self._descriptors[self._own] = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644
-            )
-        unwritten = memoryview(line)
-        while unwritten:
-            unwritten = unwritten[os.write(self._descriptors[self._own], unwritten) :]
-        place = self._own << OFFSET_BITS | self._size
-        self._size += len(line)
-        return place
+        if self._own is None:
+            self._own = self._own_path.open("xb")
+        offset = self._own.tell()
+        self._own.write(line)
+        self._own.flush()
+        return self._own_path, offset
 
     def close(self) -> None:
-        """Save unsaved answers and close all files."""
+        """Save unsaved answers and close the file of this process."""
         self._save()
-        if self._own >= 0 and self._own in self._descriptors:
-            os.fsync(self._descriptors[self._own])
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        if self._own is not None:
+            os.fsync(self._own.fileno())
+            self._own.close()
+            self._own = None
 
     def _new_file_name(self) -> str:
         return f"{self._owner}~{uuid.uuid4().hex[:12]}{END}"
@@ -220,11 +185,10 @@ class KeptAnswers:
         path = self._folder / self._new_file_name()
         with atomic_write(path) as sink:
             sink.write(b"".join([*self._unsaved.values(), *self._unsaved_notes]))
-        place = len(self._files) << OFFSET_BITS
-        self._files.append(path)
+        offset = 0
         for key, line in self._unsaved.items():
-            self._places[bytes.fromhex(key)] = place
-            place += len(line)
+            self._places[bytes.fromhex(key)] = path, offset
+            offset += len(line)
         self._unsaved = {}
         self._unsaved_notes = []
 
@@ -239,7 +203,7 @@ def _folder_of(root: Path, settings: Settings) -> Path:
 def has_answers(root: Path, settings: Settings) -> bool:
     """Return True if the store has an answer of the model with these settings."""
     folder = _folder_of(root, settings)
-    return folder.exists() and any(name.endswith(END) for name in file_names(folder))
+    return folder.exists() and bool(_files(folder))
 
 
 def forget_answers(
@@ -257,13 +221,8 @@ def forget_answers(
         `answers`, the number about these documents, and `unknown`, the number of
         answers that name no document.
     """
-    files = [
-        folder / name
-        for folder in (sorted(root.iterdir()) if root.exists() else ())
-        if folder.is_dir()
-        for name in sorted(file_names(folder))
-        if name.endswith(END)
-    ]
+    folders = sorted(root.iterdir()) if root.exists() else []
+    files = [path for folder in folders if folder.is_dir() for path in _files(folder)]
     ids = {document.encode() for document in documents}
     forgotten = set[bytes]()
     named_keys = set[bytes]()
@@ -310,6 +269,12 @@ def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
     finally:
         os.close(descriptor)
     return answer_count
+
+
+def _files(folder: Path) -> list[Path]:
+    """Files of answers in a folder, in order."""
+    names = sorted(file_names(folder))
+    return [folder / name for name in names if name.endswith(END)]
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -7,10 +7,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,33 +103,6 @@ def test_generation_settings_are_part_of_the_key(
     for changes in ({}, settings):
         list(ask(prompts(2), model_at(endpoint, **changes), make_context("work")))
     assert endpoint.asked == {"prompt 0": 2, "prompt 1": 2}
-
-
-def test_threads_open_a_file_of_kept_answers_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = KeptAnswers(tmp_path, {"model": "small"}, "one")
-    first.keep("ab" * 32, {"text": "kept"})
-    first.close()
-    again = KeptAnswers(tmp_path, {"model": "small"}, "two")
-    barrier, opened, really_open = threading.Barrier(2), list[str](), os.open
-
-    def slow_open(path: Any, *flags: Any) -> int:
-        opened.append(str(path))
-        with suppress(threading.BrokenBarrierError):
-            barrier.wait(timeout=0.3)  # a second opener would release it
-        return really_open(path, *flags)
-
-    monkeypatch.setattr(os, "open", slow_open)
-    with ThreadPoolExecutor(2) as pool:
-        records = list(pool.map(again.find, ["ab" * 32] * 2))
-    monkeypatch.undo()
-    again.close()
-    assert [record["text"] for record in records if record is not None] == [
-        "kept",
-        "kept",
-    ]
-    assert len(opened) == 1
 
 
 def test_endpoint_and_limits_are_not_part_of_the_key(
