@@ -81,6 +81,7 @@ def contradictions(raw: RawSection) -> Iterator[tuple[Location, str]]:
         _reinforcement_problems,
         _own_model_problems,
         _encoder_problems,
+        _classifier_problems,
         _prefix_problems,
         _span_problems,
         _language_problems,
@@ -315,7 +316,10 @@ def _encoder_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
         if pretrain.get(objective) is None or (objective == "ul2" and _is_joined(raw)):
             continue
         conflicts: list[Location] = [
-            (stage,) for stage in NEED_A_WRITER if stage in _given(raw)
+            (stage,)
+            for stage in NEED_A_WRITER
+            if stage in _given(raw)
+            and not (objective == "masked" and stage == "sft" and _classifies(raw))
         ]
         conflicts += [
             (section, key)
@@ -341,6 +345,33 @@ def _encoder_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
                 f"{MASK_TOKENS[0]!r}",
             )
         return
+
+
+def _classifies(raw: RawSection) -> bool:
+    """Return True if fine-tuning trains a classifier."""
+    return inside(raw, "sft").get("task") == "classify"
+
+
+def _classifier_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
+    """Yield sections that a classifier cannot serve, and a start that is not an
+    encoder.
+    """
+    if not _classifies(raw):
+        return
+    for stage in ("reward", "dpo", "rl", "evaluate"):
+        if stage in _given(raw):
+            yield (
+                (stage,),
+                "needs a model of text, but sft.task is classify; remove one of the "
+                "two (sft.holdout measures a classifier)",
+            )
+    pretrain = raw.get("pretrain")
+    if pretrain is not None and inside(raw, "pretrain").get("masked") is None:
+        yield (
+            ("sft", "task"),
+            "trains a classifier from an encoder: set pretrain.masked, or start from "
+            "a published one (model.path)",
+        )
 
 
 def _prefix_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:

@@ -9,6 +9,8 @@ Messages with images or sound are refused; keys that are not content are dropped
     completion    prompt and completion (or response), texts or messages
     instruction   instruction and output, optionally input, system and history
                   (Alpaca's; LLaMA-Factory's history)
+    labelled      text and label, a string, a whole number or a truth value: a message
+                  and its answer
 
 Unless a manifest names the form, a row's keys determine it, in this order.
 """
@@ -416,9 +418,12 @@ def form_of(row: Row) -> str:
         return "completion"
     if "instruction" in row and "output" in row:
         return "instruction"
+    if "text" in row and "label" in row:
+        return "labelled"
     raise ValueError(
         f"no known form: its keys are {', '.join(row) or 'none'}; needed are messages, "
-        "or conversations, or prompt and completion, or instruction and output"
+        "or conversations, or prompt and completion, or instruction and output, or text "
+        "and label"
     )
 
 
@@ -427,7 +432,7 @@ def sft_messages(row: Row, form: str) -> list[Message]:
 
     Args:
         row: as read.
-        form: `messages`, `sharegpt`, `completion` or `instruction`.
+        form: `messages`, `sharegpt`, `completion`, `instruction` or `labelled`.
 
     Raises:
         ValueError: there is no such form, or the row does not have it.
@@ -444,9 +449,17 @@ def sft_messages(row: Row, form: str) -> list[Message]:
         return prompt + turns(key, row.get(key), "assistant")
     if form == "instruction":
         return instructed(row) + turns("output", row.get("output"), "assistant")
+    if form == "labelled":
+        label = row.get("label")
+        if isinstance(label, int):
+            label = str(label)
+        return [
+            {"role": "user", "content": text("text", row.get("text"))},
+            {"role": "assistant", "content": text("label", label)},
+        ]
     raise ValueError(
-        f"there is no form {form!r}; there are messages, sharegpt, completion and "
-        "instruction"
+        f"there is no form {form!r}; there are messages, sharegpt, completion, "
+        "instruction and labelled"
     )
 
 

@@ -212,6 +212,11 @@ def describe_rows(facts: Facts, summary: TuningData) -> str:
     text = "; ".join(clauses)
     if tuned.held_out is not None:
         text += f", whose loss is {tuned.held_out.loss:.4f} in the end"
+        if tuned.held_out.text_accuracy is not None:
+            text += (
+                f"; the class of {tuned.held_out.text_accuracy:.1%} is predicted "
+                f"correctly, and the mean F1 of the classes is {tuned.held_out.mean_f1:.3f}"
+            )
     return text
 
 

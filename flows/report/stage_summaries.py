@@ -354,6 +354,8 @@ class HeldOut(Summary):
     reward_accuracy_interval: Interval | None = None
     chosen_more_likely_before: float | None = None
     chosen_more_likely_interval: Interval | None = None
+    text_accuracy: float | None = None
+    mean_f1: float | None = None
     accuracy: Interval | None = None
     longer_chosen: Interval | None = None
     margin: float | None = None

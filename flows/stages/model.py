@@ -32,6 +32,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     message = why_no_model(
         manifest.model.path,
         tokenizer_of(manifest),
+        "decoder" if manifest.sft is None else manifest.sft.kind,
         implementation=manifest.model.implementation,
     )
     if message is not None:

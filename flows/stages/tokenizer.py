@@ -24,6 +24,14 @@ TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = (
     "tokenizer_config.json",
 )
 """Files of the tokenizer in a model's folder, as transformers names them."""
+PLAIN_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + eos_token -}}{%- endgeneration -%}
+{%- else -%}{{- message['content'] + '\\n' -}}{%- endif -%}
+{%- endfor -%}
+"""
+"""Chat template without special tokens of roles, which an encoder does not know."""
 
 
 def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
@@ -46,6 +54,14 @@ def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
             by_name = {entry.get("name"): entry["template"] for entry in template}
             template = by_name.get("default")
         values |= {"chat_template": template} if template else {}
+    if manifest.sft is not None and manifest.sft.kind != "decoder":
+        from gristmill.tokenize.encoding.tokenizer import configured_tokens
+
+        tokens = configured_tokens(folder)
+        end = tokens.get("eos_token") or tokens.get("sep_token")
+        values["end_of_text"] = section.end_of_text or end
+        if "chat_template_path" not in values:
+            values.setdefault("chat_template", PLAIN_TEMPLATE)
     return section.model_copy(update=values)
 
 

@@ -121,9 +121,9 @@ NOT_OF_A_BERT = ("rope_theta", "tied_embeddings")
 """Further keys that an encoder of BERT's shape does not have."""
 
 
-Kind = Literal["decoder", "encoder", "encoder_decoder"]
-"""Use of tokens by a model: predict the next one, fill in masked ones, or fill in
-hidden spans.
+Kind = Literal["decoder", "encoder", "encoder_decoder", "classifier"]
+"""Use of tokens by a model: predict the next one, fill in masked ones, fill in hidden
+spans, or classify texts.
 """
 
 

@@ -22,6 +22,7 @@ from gristmill.mixtures.base import (
     Seeded,
     Share,
 )
+from gristmill.mixtures.objectives.token_objectives import Kind
 from gristmill.mixtures.schema.optimizer import TuningOptimizer
 from gristmill.mixtures.schema.prepare import Prepared
 from gristmill.mixtures.schema.pretrain import Precision, TrainingInEpochs
@@ -222,14 +223,14 @@ class Examples(Section):
 class Instructions(Examples):
     """A set of conversations to learn from."""
 
-    format: Literal["auto", "messages", "sharegpt", "completion", "instruction"] = (
-        "auto"
-    )
+    format: Literal[
+        "auto", "messages", "sharegpt", "completion", "instruction", "labelled"
+    ] = "auto"
     """`messages`: OpenAI's, with tools; `sharegpt`: `conversations` of `from` and
     `value`, where `function_call` and `observation` are a tool call and its answer;
     `completion`: `prompt` and `completion` (or `response`), texts or messages;
     `instruction`: Alpaca's `instruction`, `input`, `output`, with LLaMA-Factory's
-    `history`. Messages after the last answer are context; an answer with a `weight` (or
+    `history`; `labelled`: `text` and `label`, which is its answer. Messages after the last answer are context; an answer with a `weight` (or
     `loss_weight`) of 0 has no loss.
     """
     weight: PositiveFloat | None = None
@@ -305,6 +306,11 @@ class SftData(Seeded):
     the stage `sft_data` receives.
     """
 
+    task: Literal["chat", "classify"] = "chat"
+    """`chat`: learn the answers of conversations. `classify`: train an encoder to
+    assign texts to classes: each example is a text and its class, such as `text` and
+    `label`. See docs/how-to/training/classifier.md.
+    """
     data: NonEmpty[Instructions]
     """Sets of examples."""
     sequence_length: RowLength | None = None
@@ -314,7 +320,7 @@ class SftData(Seeded):
     """
     packing: Literal["best_fit", "none"] = "best_fit"
     """`best_fit`: several examples in a row, without cutting any, each invisible to the
-    attention of the others; `none`: one example in a row.
+    attention of the others; `none`: one example in a row, as always with `classify`.
     """
     replay: PartialShare = 0.0
     """Share of the tokens that are pre-training rows, against forgetting: the first
@@ -368,7 +374,16 @@ class Sft(SftData, Prepared, Tuning):
     seed: int | None = None
     """Seed of sampling and of the order; the manifest's if absent."""
 
+    @property
+    def kind(self) -> Kind:
+        """Kind of model that it starts from."""
+        return "encoder" if self.task == "classify" else "decoder"
+
     def _problems(self) -> Iterator[str]:
+        of_answers = ("lora", "distill", "replay")
+        for key in of_answers if self.task == "classify" else ():
+            if getattr(self, key):
+                yield f"sft.{key} does not go with task: classify; remove one of the two"
         if any(step.judge_pairs is not None for step in self.prepare):
             yield (
                 "sft.prepare: judge_pairs compares the answers of pairs, but sft has "

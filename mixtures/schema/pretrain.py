@@ -259,7 +259,7 @@ class TrainingInEpochs(Training):
         json_schema_extra={"anyOf": [{"required": ["steps"]}, {"required": ["epochs"]}]}
     )
 
-    steps: Positive = 0
+    steps: Count = 0
     """Optimizer steps; computed from `epochs` if absent."""
     epochs: PositiveFloat | None = None
     """Number of times that all training examples are read, instead of `steps`; the last

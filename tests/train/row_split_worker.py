@@ -9,7 +9,6 @@ value.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,6 @@ from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import (
     next_tokens,
     score_tokens,
-    targets_only,
     weighted_nll,
 )
 
@@ -46,10 +44,6 @@ SHAPE = shape_of(
 LENGTH = 48
 DOCUMENTS = ((5, 20, 23), (48,), (1, 1, 40))
 """Lengths of the documents of each row; the last one has padding."""
-HEADS: dict[str, Callable[..., Any]] = {
-    "all": weighted_nll,
-    "some": partial(targets_only, weighted_nll),
-}
 
 
 def positions() -> Tensor:
@@ -115,7 +109,9 @@ def measure(model: Llama, options: dict[str, Any], trains: str) -> dict[str, Any
     if trains == "some":  # all near the start of rows, so that some processes have none
         targets[:, 7:] = -100
     weights = (targets >= 0) * torch.linspace(0.5, 1.0, ids.shape[1])
-    head = TokenHead(HEADS[trains], {"targets": targets, "weights": weights})
+    head = TokenHead(
+        weighted_nll, {"targets": targets, "weights": weights}, trains == "some"
+    )
     loss, nll = model(ids, head, trained=weights.sum(dim=1), **options)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     loads = expert_loads(model)

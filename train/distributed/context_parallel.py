@@ -12,7 +12,7 @@ over the whole row, and only GPU kernels.)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,35 +47,33 @@ class TokenHead:
             gradients, and sums over tokens.
         of_tokens: its further inputs by name, (n, t) each; `targets` are IGNORED for
             tokens that do not count.
+        selects: true to compute nothing of tokens without a target, whose values are
+            0. If most tokens have one, selecting them costs more than it saves.
     """
 
     function: Callable[..., Any]
     of_tokens: Mapping[str, Tensor]
+    selects: bool = False
 
     def __call__(self, hidden: Tensor, matrix: Output) -> Any:
         """Apply the head to all tokens."""
-        return self.function(hidden, matrix, **self.of_tokens)
-
-    @property
-    def places(self) -> Tensor:
-        """Indices of the tokens with a target among all n t, (m,) int64."""
-        targets = self.of_tokens["targets"].flatten()
-        return (targets != IGNORED).nonzero().squeeze(1)
-
-    def at(self, places: Tensor, logits: Tensor) -> Any:
-        """Apply the head to the logits (1, m, v) of some places; values of other tokens
-        are 0.
-        """
+        if not self.selects:
+            return self.function(hidden, matrix, **self.of_tokens)
+        targets = self.of_tokens["targets"]
+        places = (targets.flatten() != IGNORED).nonzero().squeeze(1)
         of_places = {
             name: values.flatten()[places][None]
             for name, values in self.of_tokens.items()
         }
-        n, t = self.of_tokens["targets"].shape
         return tuple(
-            output.new_zeros(n * t).index_copy(0, places, output[0]).view(n, t)
+            output.new_zeros(targets.numel())
+            .index_copy(0, places, output[0])
+            .view_as(targets)
             if output.dim()
             else output
-            for output in self.function(logits, None, **of_places)
+            for output in self.function(
+                hidden.flatten(0, 1)[places][None], matrix, **of_places
+            )
         )
 
 
@@ -169,7 +167,7 @@ class RowSplit:
                 local_inputs[name] = lengthened[:, places]
             return tuple(
                 self.whole(output, 1)[:, :length] if output.dim() else output
-                for output in head.function(hidden, matrix, **local_inputs)
+                for output in replace(head, of_tokens=local_inputs)(hidden, matrix)
             )
         if torch.is_grad_enabled():
             raise RowSplitError(

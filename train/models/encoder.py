@@ -6,6 +6,7 @@ Shapes are those of transformer.py; s encoded tokens, t decoded tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 
 from gristmill.mixtures.schema.pretrain import Pretrain
-from gristmill.train.distributed.context_parallel import TokenHead
 from gristmill.train.models.attention import document_numbers
 from gristmill.train.models.model_config import (
     BERT_FFN,
     Kind,
     Shape,
     TransformersShape,
+    WeightsError,
 )
 from gristmill.train.models.transformer import Head, Llama, logits_head
 from gristmill.train.models.transformers_decoder import (
@@ -47,9 +48,7 @@ class Encoder(TransformersModule):
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """Apply a head to the logits (n, t, v), which replace hidden states, without a
-        matrix; see `Llama.forward`. For a `TokenHead`, they are computed of the tokens
-        with a target alone.
+        """Run the module and apply a head; see `Llama.forward`.
 
         Args:
             ids, head: see `Llama.forward`.
@@ -73,27 +72,10 @@ class Encoder(TransformersModule):
         elif positions is not None:
             inputs["position_ids"] = positions.clamp(min=0)
             inputs["attention_mask"] = self._document_mask(positions)
-        places = head.places if isinstance(head, TokenHead) else None
-
-        def arrange(module: Any, arguments: Any, output: Any) -> Any:
-            hidden = output.last_hidden_state
-            if documents is not None:
-                hidden = hidden[documents.rows, documents.places]
-            if places is not None:
-                hidden = hidden.flatten(0, 1)[places][None]
-            output.last_hidden_state = hidden
-            return output
-
-        # The output layers, as wide as the vocabulary, follow the base model.
-        base_model: Any = self.base_model
-        handle = base_model.register_forward_hook(arrange)
-        try:
-            logits = self.output(**inputs).logits
-        finally:
-            handle.remove()
-        if isinstance(head, TokenHead):
-            return head.at(head.places, logits)
-        return head(logits, None)
+        hidden, matrix, _ = self.states(**inputs)
+        if documents is not None:
+            hidden = hidden[documents.rows, documents.places]
+        return head(hidden, matrix)
 
     def _document_mask(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """Mask of attention within documents, (n, 1, t, t) bool; by kind of layer if some
@@ -121,8 +103,8 @@ class EncoderDecoder(TransformersModule):
         trained: Tensor | None = None,
         decoder_ids: Tensor | None = None,
     ) -> Any:
-        """Apply a head to the decoder's logits (n, t, v), which replace hidden states,
-        without a matrix; see `Llama.forward`.
+        """Run the module and apply a head to the decoder's hidden states; see
+        `Llama.forward`.
 
         Args:
             ids: (n, s) int64, inputs of the encoder.
@@ -137,19 +119,34 @@ class EncoderDecoder(TransformersModule):
             raise ValueError(
                 "an encoder-decoder fills in hidden spans and cannot continue a text"
             )
-        output = self.output(
+        hidden, matrix, _ = self.states(
             input_ids=ids,
             attention_mask=None if positions is None else positions >= 0,
             decoder_input_ids=decoder_ids,
             use_cache=False,
         )
-        return head(output.logits, None)
+        return head(hidden, matrix)
+
+
+class Classifier(TransformersModule):
+    """Encoder that assigns texts to classes."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Logits of the classes (n, c), float32, of texts.
+
+        Args:
+            ids: (n, t) int64.
+            mask: (n, t) bool, false for padding.
+        """
+        logits: Tensor = self.output(input_ids=ids, attention_mask=mask).logits
+        return logits.float()
 
 
 BASES: dict[Kind, type[TransformersModule]] = {
     "decoder": TransformersDecoder,
     "encoder": Encoder,
     "encoder_decoder": EncoderDecoder,
+    "classifier": Classifier,
 }
 """Calling convention of a kind of model."""
 
@@ -215,6 +212,41 @@ def new_encoder(section: Pretrain, vocab_size: int, length: int) -> Transformers
             "layer_types": ["full_attention"] * model.layers,
             "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
             "decoder_bias": False,
+            # A tokenizer that is trained here has no [CLS].
+            "classifier_pooling": "mean",
         }
     shape = module_shape({**config, **no_ids}, {})
     return replace(shape, sequence_length=length, document_mask=model.document_mask)
+
+
+def classifier_shape(
+    encoder: Shape | TransformersShape, classes: Sequence[str]
+) -> TransformersShape:
+    """Shape of a classifier with the layers of an encoder.
+
+    Raises:
+        WeightsError: it is not an encoder, or transformers has no classifier of its
+            family.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as NAMES,
+    )
+
+    if (
+        not isinstance(encoder, TransformersShape)
+        or encoder.kind != "encoder"
+        or encoder.family not in NAMES
+    ):
+        raise WeightsError(
+            "sft.task is classify, but the model is not an encoder that has a "
+            "...ForSequenceClassification in transformers"
+        )
+    config = {
+        **encoder.config,
+        "architectures": [NAMES[encoder.family]],
+        "problem_type": "single_label_classification",
+        "id2label": {str(number): name for number, name in enumerate(classes)},
+        "label2id": {name: number for number, name in enumerate(classes)},
+    }
+    shape = module_shape(config, encoder.generation)
+    return replace(shape, sequence_length=encoder.sequence_length)

@@ -54,6 +54,10 @@ AUTO_CLASSES: dict[Kind, tuple[str, str]] = {
     ),
     "encoder": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
     "decoder": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "classifier": (
+        "AutoModelForSequenceClassification",
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    ),
 }
 """Kind of model -> its automatic class of transformers, and the classes of its
 families. BART's class is of the first two kinds.
@@ -109,50 +113,6 @@ def documents_as_rows(ids: Tensor, positions: Tensor) -> Documents:
     return Documents(documents, mask, rows, places)
 
 
-class TransformersModule(nn.Module):
-    """Module of transformers, called like `transformer.Llama`; the base, beside a class
-    of transformers, of what `build_module` returns.
-
-    Attributes:
-        shape: its sizes.
-        reads_positions: true if its class takes positions.
-        cache_name: of its argument and its result with keys and values, or states.
-        separates_documents: false if a document changes the logits of another in its
-            row (see `check_module`); each is then computed as a row of its own, padded
-            to the longest.
-    """
-
-    shape: TransformersShape
-    reads_positions: bool
-    cache_name: str
-    separates_documents: bool = True
-    is_compiled: bool = False
-
-    def output(self, **inputs: Any) -> Any:
-        """Output of the class of transformers."""
-        whole: Any = super().forward
-        return whole(**inputs)
-
-    def train(self, mode: bool = True) -> Self:
-        """Stay in evaluation mode."""
-        return super().train(False)
-
-    @property
-    def blocks(self) -> list[nn.Module]:
-        """Layers that are sharded and recomputed one by one."""
-        module: Any = self
-        names = set(module._no_split_modules or ())
-        embedding = module.get_input_embeddings()
-        return [
-            part
-            for part in self.modules()
-            # fully_shard adds the prefix
-            if type(part).__name__.removeprefix("FSDP") in names
-            # The output layer may share the weights of the embedding.
-            and embedding not in part.modules()
-        ]
-
-
 @dataclass(frozen=True)
 class LogitMap:
     """Step of a class from the results of its output layer to its logits.
@@ -171,39 +131,34 @@ class LogitMap:
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
-class TransformersDecoder(TransformersModule):
-    """Decoder of transformers.
+class TransformersModule(nn.Module):
+    """Module of transformers, called like `transformer.Llama`; the base, beside a class
+    of transformers, of what `build_module` returns.
 
     Attributes:
+        shape: its sizes.
+        reads_positions: true if its class takes positions.
+        cache_name: of its argument and its result with keys and values, or states.
+        separates_documents: false if a document changes the logits of another in its
+            row (see `check_module`); each is then computed as a row of its own, padded
+            to the longest.
         logit_map: with it heads get hidden states and the output matrix, without it
             logits (see `measure_logit_map`).
     """
 
+    shape: TransformersShape
+    reads_positions: bool
+    cache_name: str
+    separates_documents: bool = True
     logit_map: LogitMap | None = None
+    is_compiled: bool = False
 
-    def forward(
-        self,
-        ids: Tensor,
-        head: Head = logits_head,
-        cache: None = None,
-        positions: Tensor | None = None,
-        trained: Tensor | None = None,
-    ) -> Any:
-        """Run the module and apply a head; see `Llama.forward`. Experts are not
-        balanced.
-        """
-        if positions is not None and not self.separates_documents:
-            documents = documents_as_rows(ids, positions)
-            hidden, matrix, _ = self._states(input_ids=documents.ids, use_cache=False)
-            return head(hidden[documents.rows, documents.places], matrix)
-        beside = {}
-        if positions is not None:
-            # Each padding token is a document.
-            beside["position_ids"] = positions.clamp(min=0)
-        hidden, matrix, _ = self._states(input_ids=ids, use_cache=False, **beside)
-        return head(hidden, matrix)
+    def output(self, **inputs: Any) -> Any:
+        """Output of the class of transformers."""
+        whole: Any = super().forward
+        return whole(**inputs)
 
-    def _states(self, **inputs: Any) -> tuple[Tensor, Output, Any]:
+    def states(self, **inputs: Any) -> tuple[Tensor, Output, Any]:
         """Hidden states (n, t, d) and the output matrix, or logits (n, t, v), and the
         output of the class.
         """
@@ -231,11 +186,56 @@ class TransformersDecoder(TransformersModule):
         cap = self.logit_map.cap
         return hidden, matrix if cap is None else Softcapped(matrix, cap), output
 
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode."""
+        return super().train(False)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Layers that are sharded and recomputed one by one."""
+        module: Any = self
+        names = set(module._no_split_modules or ())
+        embedding = module.get_input_embeddings()
+        return [
+            part
+            for part in self.modules()
+            # fully_shard adds the prefix
+            if type(part).__name__.removeprefix("FSDP") in names
+            # The output layer may share the weights of the embedding.
+            and embedding not in part.modules()
+        ]
+
+
+class TransformersDecoder(TransformersModule):
+    """Decoder of transformers."""
+
+    def forward(
+        self,
+        ids: Tensor,
+        head: Head = logits_head,
+        cache: None = None,
+        positions: Tensor | None = None,
+        trained: Tensor | None = None,
+    ) -> Any:
+        """Run the module and apply a head; see `Llama.forward`. Experts are not
+        balanced.
+        """
+        if positions is not None and not self.separates_documents:
+            documents = documents_as_rows(ids, positions)
+            hidden, matrix, _ = self.states(input_ids=documents.ids, use_cache=False)
+            return head(hidden[documents.rows, documents.places], matrix)
+        beside = {}
+        if positions is not None:
+            # Each padding token is a document.
+            beside["position_ids"] = positions.clamp(min=0)
+        hidden, matrix, _ = self.states(input_ids=ids, use_cache=False, **beside)
+        return head(hidden, matrix)
+
     def extend(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Logits (n, v) after the last of ids (n, t) that follow those of a cache, and
         the cache with them.
         """
-        hidden, matrix, output = self._states(
+        hidden, matrix, output = self.states(
             input_ids=ids, use_cache=True, **{self.cache_name: cache}
         )
         return logits_head(hidden[:, -1], matrix), getattr(output, self.cache_name)
@@ -464,14 +464,14 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
 
 
 def check_module(model: TransformersModule, dtype: torch.dtype) -> None:
-    """Check that a decoder with its weights is causal, and measure its `logit_map`, and
-    if a decoder or encoder separates the documents of a row; a collective call if it is
-    sharded.
+    """Check that a decoder with its weights is causal, and measure the `logit_map` of a
+    decoder or encoder, and if it separates the documents of a row; a collective call if
+    it is sharded.
 
     Raises:
         NotCausalError: logits of a decoder depend on later tokens, or are not finite.
     """
-    if model.shape.kind == "encoder_decoder":
+    if model.shape.kind in ("encoder_decoder", "classifier"):
         return
     model.separates_documents = model.reads_positions
     on_later, on_neighbours = logit_changes(model, packs=True)
@@ -481,15 +481,12 @@ def check_module(model: TransformersModule, dtype: torch.dtype) -> None:
             "decoder: its logits depend on later tokens, or are not finite"
         )
     model.separates_documents &= on_neighbours <= LARGEST_LEAK[dtype]
-    if isinstance(model, TransformersDecoder):
-        model.logit_map = measure_logit_map(model, dtype)
+    model.logit_map = measure_logit_map(model, dtype)
 
 
 @torch.no_grad()
-def measure_logit_map(
-    model: TransformersDecoder, dtype: torch.dtype
-) -> LogitMap | None:
-    """Step from a decoder's output layer to its logits, measured on made-up results of
+def measure_logit_map(model: TransformersModule, dtype: torch.dtype) -> LogitMap | None:
+    """Step from a module's output layer to its logits, measured on made-up results of
     the layer, and verified on logits of tokens; None for a class whose logits are
     computed in another way. A collective call if the model is sharded.
     """

@@ -41,8 +41,8 @@ from gristmill.train.models.model_config import (
 from gristmill.train.models.model_config import WeightsError as WeightsError
 from gristmill.train.models.tensor_files import INDEX_FILE as INDEX_FILE
 from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
+from gristmill.train.models.tensor_files import TensorFile, ready, write_tensors
 from gristmill.train.models.tensor_files import TensorOf as TensorOf
-from gristmill.train.models.tensor_files import ready, write_tensors
 from gristmill.train.models.transformers_decoder import (
     GENERATION_FILE,
     TransformersModule,
@@ -119,6 +119,16 @@ def stored(folder: Path, implementation: Implementation = "auto") -> TensorOf:
         return tensor.float()
 
     return tensor_of
+
+
+def with_new_head(folder: Path, classifier: TransformersShape, seed: int) -> TensorOf:
+    """Source of the tensors of a new classifier: those of the encoder that a stage
+    wrote into a folder, and random ones that the encoder lacks.
+    """
+    of_encoder = stored(folder)
+    names = set(TensorFile(folder / WEIGHTS_FILE).names())
+    new = initial_tensors(classifier, seed)
+    return lambda name, size: (of_encoder if name in names else new)(name, size)
 
 
 def _files(folder: Path) -> Callable[[str], Any]:
@@ -259,7 +269,7 @@ def _read_config(path: Path) -> ConfigJson:
 
 def check_model(
     folder: Path,
-    kind: Kind = "decoder",
+    kind: Kind | None = "decoder",
     implementation: Implementation = "auto",
 ) -> Shape | TransformersShape:
     """Check from the headers of a model's files that all tensors exist, without reading
@@ -267,7 +277,7 @@ def check_model(
 
     Args:
         folder: of the model.
-        kind: required kind of prediction (see `Shape.kind`).
+        kind: required kind of prediction; None accepts any.
         implementation: see `read_shape`.
 
     Raises:
@@ -284,7 +294,8 @@ def check_model(
             f"{folder} is a reward model, which scores texts and cannot write any"
         )
     shape = read_shape(folder, implementation)
-    check_kind(folder, shape, kind)
+    if kind is not None:
+        check_kind(folder, shape, kind)
     file_of = _files(folder)
     if isinstance(shape, TransformersShape) and TRANSFORMERS not in config:
         check_published(folder)
@@ -305,6 +316,7 @@ IS = {
     "encoder": "is an encoder, which fills in masked tokens and cannot write text",
     "encoder_decoder": "is an encoder-decoder, which fills in hidden spans and "
     "cannot continue a text",
+    "classifier": "is a classifier, which cannot write text",
 }
 WANTED = {
     "decoder": "a model that predicts the next token",

@@ -323,7 +323,7 @@ def weighted_sum(
         values = of_logits(hidden, matrix, function)
         return (values[0] * weights).sum(), *(value.detach() for value in values)
     if isinstance(matrix, Softcapped):
-        matrix, function = matrix.matrix, matrix.before(function)
+        function, matrix = matrix.before(function), matrix.matrix
     return _WeightedSum.apply(hidden, matrix, weights, function)
 
 
@@ -372,34 +372,6 @@ def weighted_nll(
 
     total, _, nll = weighted_sum(states, matrix, factors, penalised)
     return total, nll.view(targets.shape)
-
-
-def targets_only(
-    head: Callable[..., tuple[Tensor, Tensor]],
-    hidden: Tensor,
-    matrix: Output,
-    **of_tokens: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Apply a head like `weighted_nll` only to positions with targets.
-
-    Args:
-        head: function of hidden states, a matrix and `of_tokens`.
-        hidden, matrix: see `weighted_nll`.
-        of_tokens: its `targets` and further inputs per token, (n, t) each.
-
-    Returns:
-        the head's results; its loss per token (n, t) is 0 without a target.
-    """
-    targets = of_tokens["targets"]
-    places = (targets.flatten() != IGNORED).nonzero().squeeze(1)
-    loss, nll = head(
-        hidden.flatten(0, 1)[places][None],
-        matrix,
-        **{name: values.flatten()[places][None] for name, values in of_tokens.items()},
-    )
-    token_losses = torch.zeros(targets.numel(), dtype=nll.dtype, device=nll.device)
-    token_losses[places] = nll[0]
-    return loss, token_losses.view(targets.shape)
 
 
 def cross_entropy(

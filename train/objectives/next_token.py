@@ -38,7 +38,6 @@ from gristmill.train.models.moe import expert_loads, report_loads
 from gristmill.train.objectives.losses import (
     IGNORED,
     next_tokens,
-    targets_only,
     weighted_nll,
 )
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
@@ -203,12 +202,13 @@ class NextToken:
         weights = counted * scale
         fused = bool(getattr(model, "is_compiled", False))
         head = partial(weighted_nll, z_loss=self._z_loss, fused=fused)
-        # If most tokens are targets, selecting them costs more than it saves.
-        if batch.targets is not None:
-            head = partial(targets_only, head)
         loss, nll = model(
             ids,
-            TokenHead(head, {"targets": targets, "weights": weights}),
+            TokenHead(
+                head,
+                {"targets": targets, "weights": weights},
+                selects=batch.targets is not None,
+            ),
             positions=batch.positions,
             trained=weights.sum(dim=1),
             **{

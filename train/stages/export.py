@@ -70,6 +70,7 @@ LOADERS = {
     "decoder": ("text-generation", "AutoModelForCausalLM"),
     "encoder": ("fill-mask", "AutoModelForMaskedLM"),
     "encoder_decoder": ("text2text-generation", "AutoModelForSeq2SeqLM"),
+    "classifier": ("text-classification", "AutoModelForSequenceClassification"),
 }
 """Kind of model -> the task of its card, and the class of transformers that loads
 it.

@@ -52,7 +52,7 @@ def run(
     """
     given = GivenModel.model_validate(config)
     folder = as_path(given.path)
-    shape = check_model(folder, implementation=given.implementation)
+    shape = check_model(folder, None, given.implementation)
     tokenizer = load(inputs["tokenizer"])
     if tokenizer.vocab_size > shape.vocab_size:
         raise WeightsError(

@@ -1,5 +1,5 @@
-"""Stage `sft`: supervised fine-tuning on conversations; the loss covers only tokens of
-the data's masks.
+"""Stage `sft`: supervised fine-tuning on conversations, where the loss covers only
+tokens of the data's masks, or on texts with a class.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training;
 `examples.txt`: the examples of each row, and `rows-per-set.json`; `step-0.json`:
@@ -9,19 +9,21 @@ loads, and `model/` is the model with the adapters merged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from gristmill.core.files import write_json
+from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.posttraining import Distill, Tuning
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
+from gristmill.train.data.labelled_texts import CLASSES
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.eval.held_out import read_token_bytes
@@ -30,12 +32,15 @@ from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Learner, Observers
+from gristmill.train.models.encoder import classifier_shape
 from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.weights import with_new_head
 from gristmill.train.objectives.distillation import (
     TaughtTurns,
     TeacherFiles,
     teacher_key,
 )
+from gristmill.train.objectives.labelled_texts import LabelledTexts
 from gristmill.train.objectives.preflight_checks import CERTIFICATE, Certificate, prove
 from gristmill.train.objectives.reference_logps import check_key
 from gristmill.train.objectives.sft import AssistantTurns
@@ -64,8 +69,8 @@ class SftSummary(TunedSummary):
     Attributes:
         rows: number of rows of the training set.
         step_0: measurements before the first step.
-        held_out, held_out_before: metrics of held-out conversations at the end and at
-            the start; None without any.
+        held_out, held_out_before: metrics of held-out conversations, or texts, at the
+            end and at the start; None without any.
     """
 
     rows: int
@@ -80,8 +85,8 @@ def run(
     out: Path,
     context: Context,
 ) -> SftSummary:
-    """Fine-tune the pre-trained model; called on every rank of a torchrun process
-    group.
+    """Fine-tune the pre-trained model, or train a classifier from it; called on every
+    rank of a torchrun process group.
 
     Raises:
         gristmill.train.objectives.preflight_checks.NotProvedError: a check before the
@@ -96,11 +101,20 @@ def run(
         open_rows(inputs["sft_data"], context) as rows,
         tuning(inputs, section, start, rows.sequence_length, out, context) as setup,
     ):
+        classes = inputs["sft_data"] / CLASSES
+        make_turns: Callable[..., AssistantTurns] = AssistantTurns
+        if classes.exists():
+            names = read_json(classes)
+            make_turns = partial(LabelledTexts, names)
+            shape = classifier_shape(setup.shape, names)
+            new = with_new_head(start, shape, section.key_seed)
+            # A classifier has no loss on text.
+            setup = replace(setup, shape=shape, tensor_of=new, packed=None)
         world = setup.world
         model = setup.model()
         flops = setup.flops_per_token
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
-        objective = AssistantTurns(rows, section.key_seed, token_bytes, flops)
+        objective = make_turns(rows, section.key_seed, token_bytes, flops)
         section = section.in_steps(objective.order.total)
         if world.is_first:
             ids_by_row: list[list[str]] = [[] for _ in range(rows.rows)]
@@ -139,7 +153,7 @@ def run(
             turns = HeldOutTurns(
                 section.validate_every,
                 section.steps,
-                AssistantTurns(held_out_rows, section.key_seed, token_bytes, flops),
+                make_turns(held_out_rows, section.key_seed, token_bytes, flops),
                 section.micro_batch_size,
                 model,
                 world,

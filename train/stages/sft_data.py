@@ -4,7 +4,7 @@ loss masks.
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` if
 configured, with loss masks (`tokenize/loss_masks.py`); `refused.jsonl`: rejected
 records with reasons; with `holdout` also `held-out/`, a packed set of the held-out
-conversations. Needs no accelerator, so data can be inspected and mixed again before a
+conversations; `classes.json`, if the examples are texts with a class. Needs no accelerator, so data can be inspected and mixed again before a
 training is paid for.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.conversations import Example, Message
 from gristmill.dataprep.examples.kept_examples import (
@@ -51,6 +52,7 @@ from gristmill.train.data.example_rows import (
     replayed_rows,
     write_example_rows,
 )
+from gristmill.train.data.labelled_texts import CLASSES, class_names, prepare_texts
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.stages.stage_inputs import Inputs, example_length
@@ -115,7 +117,11 @@ def run(
             f"sft.sequence_length is {length}; make them equal, or replay nothing"
         )
     names = set_names([dataset.path for dataset in section.data], [REPLAY])
-    sets = read_sets(section, chat, length, inputs)
+    records = list(usable_sets(section.data, "sft", inputs))
+    is_chat = section.task == "chat"
+    packing = section.packing if is_chat else "none"
+    classes = [] if is_chat else class_names(records)
+    sets = encoded_sets(section, chat, length, records, classes)
     named_sets = dict(zip(names, sets, strict=True))
     write_quarantined(
         out / QUARANTINED,
@@ -143,7 +149,7 @@ def run(
 
     def packed(conversations: Sequence[Conversation]) -> list[Row]:
         pieces = [piece_of(conversation) for conversation in conversations]
-        return packed_rows(pieces, length, section.packing == "best_fit")
+        return packed_rows(pieces, length, packing == "best_fit")
 
     rows = {
         name: packed(conversations)
@@ -154,7 +160,9 @@ def run(
     unended = next((item.example for item in used if item.ended < item.answers), "")
     for conversation_set in sets:
         unended = conversation_set.records.places.get(unended, unended)
-    if problems := gate_problems(token_counts, section.gates, length, unended):
+    # Of a labelled text one token is trained.
+    gates = section.gates.model_copy(update={} if is_chat else {"min_trained": 0.0})
+    if problems := gate_problems(token_counts, gates, length, unended):
         raise GateError("sft: " + "; ".join(problems))
     replayed = replay_count(token_counts.example_tokens, length, section.replay)
     if replayed and mix is not None:
@@ -162,6 +170,8 @@ def run(
         rows[REPLAY] = replayed_rows(
             rows_read(mix, pretraining, inputs.get("pretrain")), replayed
         )
+    if classes:
+        write_json(out / CLASSES, classes)
     written = write_example_rows(out, rows, length, tokenizer, chat.pad)
     held_out = {
         name: packed(conversation_set.held_out)
@@ -176,7 +186,7 @@ def run(
     drawn_tokens = [counts_of(conversations).trained_tokens for conversations in drawn]
     return {
         "sequence_length": length,
-        "packing": section.packing,
+        "packing": packing,
         **asdict(written),
         "sets": [
             {
@@ -252,23 +262,32 @@ def gate_problems(
     return problems
 
 
-def read_sets(
-    section: SftData, chat: Chat, length: int, inputs: Inputs
+def encoded_sets(
+    section: SftData,
+    chat: Chat,
+    length: int,
+    all_records: Sequence[UsableSet],
+    classes: Sequence[str],
 ) -> list[ConversationSet]:
-    """Read and encode all sets of examples, or their prepared versions.
+    """Encode all sets of examples.
+
+    Args:
+        section: of the stage.
+        chat: tokenizer and template.
+        length: most tokens of an example.
+        all_records: of each set.
+        classes: names of the classes, if the examples are texts with a class.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set
-            are quarantined than may be.
         NothingToTrainError: one of the sets trains no token, or all of it is held out.
     """
     sets = []
-    for dataset, records in zip(
-        section.data, usable_sets(section.data, "sft", inputs), strict=True
-    ):
+    for dataset, records in zip(section.data, all_records, strict=True):
         where = f"sft data {dataset.path}"
-        encoded = prepare_conversations(
-            records.examples, chat, length, dataset.train_on
+        encoded = (
+            prepare_conversations(records.examples, chat, length, dataset.train_on)
+            if not classes
+            else prepare_texts(records.examples, chat, length, classes)
         )
         check_encoded(
             where,

@@ -42,7 +42,7 @@ from gristmill.train.loop.training_job import (
     Observers,
 )
 from gristmill.train.models.model_config import AnyShape, Shape, TransformersShape
-from gristmill.train.models.weights import read_shape, save_model, stored
+from gristmill.train.models.weights import TensorOf, read_shape, save_model, stored
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
@@ -152,8 +152,9 @@ class Setup:
         out: folder of the results.
         context: of the stage.
         section: settings.
-        start: folder of the first weights.
+        start: folder of the first model.
         shape: of the model.
+        tensor_of: source of the first weights.
         length: tokens of a row.
         world: the processes.
         packed: mixture whose held-out rows are measured; None without one.
@@ -165,6 +166,7 @@ class Setup:
     section: Tuning | Dpo | Rl
     start: Path
     shape: Shape | TransformersShape
+    tensor_of: TensorOf
     length: int
     world: World
     packed: PackedSet | None
@@ -183,7 +185,7 @@ class Setup:
         """Model before its first step (see lora.tuned_model)."""
         return tuned_model(
             self.shape,
-            stored(self.start),
+            self.tensor_of,
             self.section.lora,
             self.section.key_seed,
             self.world,
@@ -209,7 +211,18 @@ def tuning(
         ) as world,
     ):
         shape = tuned_shape(read_shape(start), length, context)
-        yield Setup(inputs, out, context, section, start, shape, length, world, packed)
+        yield Setup(
+            inputs,
+            out,
+            context,
+            section,
+            start,
+            shape,
+            stored(start),
+            length,
+            world,
+            packed,
+        )
 
 
 def tune(
