@@ -95,25 +95,27 @@ def at_commit(location: str) -> str:
 
 @cache
 def snapshot(location: str) -> Path:
-    """Local copy of a model, or of the file or folder in it that a location names; it
-    is downloaded if huggingface_hub's cache lacks it.
+    """Local copy of a model or data set, or of the file or folder in it that a location
+    names; it is downloaded if huggingface_hub's cache lacks it.
 
     Raises:
-        OSError: the Hub has no such model or does not answer, and the cache lacks it.
+        OSError: the Hub has no such name or does not answer, and the cache lacks it.
     """
     name = parse_hf_uri(location)
     pattern = name.path_in_repo.replace("**/", "*")
+    endings = MODEL_FILES if name.type == "model" else ("",)
     download = partial(
         snapshot_download,
         name.id,
+        repo_type=name.type,
         allow_patterns=[pattern, f"{pattern}/*"]
         if pattern
-        else [f"*{ending}" for ending in MODEL_FILES],
+        else [f"*{ending}" for ending in endings],
         revision=name.revision,
     )
     try:
         # Only with the listing in the cache is it known whether a snapshot is whole.
-        get_cached_repo_tree(name.id, revision=name.revision)
+        get_cached_repo_tree(name.id, repo_type=name.type, revision=name.revision)
         folder = download(local_files_only=True)
     except (CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
         folder = download()

@@ -283,28 +283,27 @@ def evaluate(
 ) -> None:
     """Evaluate a model on tasks and suites, with confidence intervals."""
     from gristmill.flows.models.evaluate_model import (
-        TaskFile,
         evaluate_folder,
         print_evaluation,
         read_task_file,
     )
-    from gristmill.mixtures.schema.evaluation import Evaluate
+    from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
-    task_file: Evaluate | TaskFile | None = (
-        None if tasks is None else read_task_file(tasks)
-    )
+    section = None if tasks is None else read_task_file(tasks)
     if model.endswith((".yaml", ".yml")):
         session = open_or_exit(model, set_, store)
-        task_file = task_file or session.manifest.evaluate
+        section = section or session.manifest.evaluate
     folders = folders_or_exit(model, tokenizer, set_, store)
-    if task_file is None or not (task_file.tasks or task_file.suites):
+    if section is None or not (section.tasks or section.suites):
         fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks or suites")
-    selected_tasks = task_file.tasks
+    if section.tasks and not is_installed("lm_eval"):
+        fail(sentence_of("lm_eval", ["tasks"]))
+    selected_tasks = section.tasks
     if chat_template:
         selected_tasks = tuple(
             task.model_copy(update={"chat_template": task.kind != "rolling"})
-            for task in task_file.tasks
+            for task in section.tasks
         )
-    section = Evaluate(tasks=selected_tasks, suites=task_file.suites, seed=seed)
+    section = section.model_copy(update={"tasks": selected_tasks, "seed": seed})
     evaluation = evaluate_folder(str(folders.weights), str(folders.tokenizer), section)
     print_json(evaluation) if as_json else print_evaluation(evaluation)

@@ -22,7 +22,7 @@ from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.schema.evaluation import Export
-from gristmill.train.eval.answering import open_reader
+from gristmill.train.generation.language_model import with_tokenizer
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.weights import load_model
 from gristmill.train.stages.export import write_folder
@@ -86,18 +86,18 @@ def _findings(folder: Path) -> Iterator[Finding]:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    reader = open_reader(load_model(folder), folder)
+    language = with_tokenizer(load_model(folder), folder)
     theirs = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     ).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    shape = reader.model.shape
+    shape = language.model.shape
     ids = torch.randint(
         shape.vocab_size,
         (2, min(shape.sequence_length, 64)),
         generator=torch.Generator().manual_seed(0),
     )
-    logits = reader.model(ids)
+    logits = language.model(ids)
     their_logits = theirs(ids, use_cache=False).logits.float()
     place = (logits - their_logits).abs().argmax()
     yield Finding(
@@ -106,21 +106,21 @@ def _findings(folder: Path) -> Iterator[Finding]:
         float(their_logits.flatten()[place]),
         1e-4 * max(1.0, float(their_logits.abs().max())),
     )
-    encoded = reader.prompt(TEXT)
+    encoded = language.prompt(TEXT)
     their_encoded = tokenizer(TEXT).input_ids
     same = sum(map(operator.eq, encoded, their_encoded))
     most = max(len(encoded), len(their_encoded))
     yield Finding("ids of a text that are the same", most, same)
-    prompt = reader.prompt(PROMPT)
-    ours = generate(reader.model, [prompt], NEW_TOKENS, reader.stops)[0]
+    prompt = language.prompt(PROMPT)
+    ours = generate(language.model, [prompt], NEW_TOKENS, [language.end])[0]
     generated = theirs.generate(
         **tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False),
         max_new_tokens=NEW_TOKENS,
         do_sample=False,
-        eos_token_id=sorted(reader.stops),
-        pad_token_id=reader.prefix,
+        eos_token_id=language.end,
+        pad_token_id=language.end,
     )[0, len(prompt) :].tolist()
-    their_ids = [token for token in generated if token not in reader.stops]
+    their_ids = [token for token in generated if token != language.end]
     same = sum(map(operator.eq, ours, their_ids))
     most = max(len(ours), len(their_ids))
     yield Finding("greedy ids that are the same", most, same)

@@ -353,8 +353,8 @@ TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
         "Held-out text",
         ["model", "source"],
         [
-            ("bits/byte", "bits_per_byte", "{:.4f}".format),
-            ("perplexity", "perplexity", "{:.1f}".format),
+            ("bits/byte", "bits_per_byte", "{0.value:.4f}".format),
+            ("perplexity", "perplexity", "{0.value:.1f}".format),
             ("token accuracy", "token_accuracy", "{:.1%}".format),
         ],
     ),

@@ -49,39 +49,23 @@ def held_out(facts: Facts, name: str = "evaluate") -> MaybeSection:
 
 
 def held_out_tables(facts: Facts) -> list[Table]:
-    """Measures of models of next tokens, of masked ones, and of hidden spans; those
-    that no model has are empty.
+    """Measures of models of next tokens, and of hidden ones; those that no model has
+    are empty.
     """
-    next_tokens, masked, spans = [], [], []
+    next_tokens, hidden = [], []
     for row in held_out_rows(facts):
         place = row.model, row.source
         if row.perplexity is not None:
-            bits = _measure(row, "bits_per_byte")
-            perplexity = _measure(row, "perplexity")
-            next_tokens.append(
-                [*place, bits, perplexity, row.token_accuracy, row.documents]
-            )
-        if row.masked_loss is not None:
-            accuracy = _measure(row, "masked_accuracy")
-            masked.append([*place, row.masked_loss, accuracy, row.documents])
-        if row.span_loss is not None:
-            accuracy = _measure(row, "span_accuracy")
-            spans.append([*place, row.span_loss, accuracy, row.documents])
+            measures = row.bits_per_byte, row.perplexity, row.token_accuracy
+            next_tokens.append([*place, *measures, row.documents])
+        if row.hidden_loss is not None:
+            hidden.append([*place, row.hidden_loss, row.hidden_accuracy, row.documents])
     texts = {"bits per byte": ".4f", "perplexity": ".2f", "token accuracy": ".2%"}
-    masks = {"loss of masked tokens": ".4f", "masked accuracy": ".2%"}
-    hidden = {"loss of hidden spans": ".4f", "accuracy": ".2%"}
+    losses = {"loss of hidden tokens": ".4f", "accuracy": ".2%"}
     return [
         table({**MODEL, **columns, "documents": ","}, rows)
-        for columns, rows in ((texts, next_tokens), (masks, masked), (hidden, spans))
+        for columns, rows in ((texts, next_tokens), (losses, hidden))
     ]
-
-
-def _measure(measures: SourceMeasures, name: str) -> Measure | None:
-    """A value with its interval; None without a value."""
-    value = getattr(measures, name)
-    if value is None:
-        return None
-    return Measure(value, **(getattr(measures, f"{name}_interval") or {}))
 
 
 def tasks(facts: Facts, name: str = "evaluate") -> MaybeSection:

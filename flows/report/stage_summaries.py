@@ -480,22 +480,16 @@ class TeacherSummary(Summary):
 
 
 class SourceMeasures(Summary):
-    """Measures of a model on held-out text of a source, by its kind: of next tokens, of
-    masked tokens, of hidden spans.
+    """Measures of a model on held-out text of a source: of next tokens, or of hidden
+    ones, which an encoder has masked and an encoder-decoder in spans.
     """
 
     documents: int | None = None
-    bits_per_byte: float | None = None
-    bits_per_byte_interval: ByName[float] | None = None
-    perplexity: float | None = None
-    perplexity_interval: ByName[float] | None = None
+    bits_per_byte: Interval | None = None
+    perplexity: Interval | None = None
     token_accuracy: float | None = None
-    masked_loss: float | None = None
-    masked_accuracy: float | None = None
-    masked_accuracy_interval: ByName[float] | None = None
-    span_loss: float | None = None
-    span_accuracy: float | None = None
-    span_accuracy_interval: ByName[float] | None = None
+    hidden_loss: float | None = None
+    hidden_accuracy: Interval | None = None
 
 
 class Sample(Summary):

@@ -17,6 +17,7 @@ EXTRA_OF = {
     ),
     **dict.fromkeys(("torchao", "bitsandbytes"), "quant"),
     "datasets": "hf",
+    "lm_eval": "eval",
     "transformers": "models",
     "datatrove": "languages",
     **{

@@ -4,6 +4,8 @@ prompts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gristmill.flows.stages.sections import (
     dump,
     name_outside_files,
@@ -13,6 +15,7 @@ from gristmill.flows.stages.sections import (
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
+    Library,
     Requirements,
     Stage,
     only,
@@ -37,13 +40,19 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     return named_recipe, arguments
 
 
+def libraries(manifest: Manifest) -> Iterator[Library]:
+    """Yield the library that runs tasks."""
+    if manifest.evaluate is not None and manifest.evaluate.tasks:
+        yield Library("lm_eval", "evaluate.tasks")
+
+
 STAGE = Stage(
     "evaluate",
-    6,
+    7,
     "gristmill.train.stages.evaluate:run",
     configure,
     only("tokenizer", "mix", *MODELS),
-    requirements=Requirements(torch=True),
+    requirements=Requirements(torch=True, libraries=libraries),
     display=Display(
         topics={"evaluation": "evaluation.json"},
         report=(

@@ -75,7 +75,7 @@ def preload(section: Quality) -> Iterator[str]:
 
 STAGE = Stage(
     "quality",
-    5,
+    6,
     "gristmill.dataprep.quality.quality:run",
     preflight=preflight,
     step=PrepareStep(

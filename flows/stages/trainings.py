@@ -90,6 +90,8 @@ def torchrun_stage(
         library = OPTIMIZERS[section.optimizer.kind].library
         if library is not None:
             yield Library(library, f"{name}.optimizer.kind")
+        if getattr(section, "tasks", ()):
+            yield Library("lm_eval", f"{name}.tasks")
         if getattr(section, "float8", "off") != "off":
             yield Library("torchao", f"{name}.float8")
         if getattr(section, "kind", "decoder") != "decoder":

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -358,17 +359,21 @@ def supply_of(session: Session) -> dict[str, float]:
 def task_errors(metrics: Path) -> dict[str, float]:
     """Return the error of each task at the end of a training, by the continuous metric
     of its kind: the Brier score of choices, nats of a cloze's answer, bits per byte of
-    texts. Accuracies of small models are all near chance.
+    texts; the share of wrong answers where a task has no other. Accuracies of small
+    models are all near chance.
     """
     last_tasks: dict[str, dict[str, float]] = {}
     for line in read_json_lines(metrics):
         last_tasks = line.get("tasks", last_tasks)
     errors = {}
     for task, values in last_tasks.items():
-        if "logp" in values:
-            errors[task] = -values["logp"]
-        else:
-            errors[task] = values["brier" if "brier" in values else "bits_per_byte"]
+        match values:
+            case {"brier_score": error} | {"bits_per_byte": error}:
+                errors[task] = error
+            case {"perplexity": perplexity}:
+                errors[task] = math.log(perplexity)
+            case {"acc": accuracy}:
+                errors[task] = 1.0 - accuracy
     return errors
 
 

@@ -5,9 +5,9 @@ exported models and documents.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Discriminator, Tag, field_validator
+from pydantic import field_validator, model_validator
 
 from gristmill.mixtures.base import (
     Count,
@@ -21,10 +21,9 @@ from gristmill.mixtures.base import (
     Share,
     repeated,
 )
-from gristmill.mixtures.user_code import NAME_TAG, OWN_TAG, OwnCall, own_or_name
+from gristmill.mixtures.user_code import OwnCall
 
 GgufKind = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
-GenerationMetric = Literal["exact_match", "contains", "f1"]
 
 
 class OwnMetric(OwnCall):
@@ -43,28 +42,30 @@ class OwnMetric(OwnCall):
         return self.name or self.use.called
 
 
-Metric = Annotated[
-    Annotated[GenerationMetric, Tag(NAME_TAG)] | Annotated[OwnMetric, Tag(OWN_TAG)],
-    Discriminator(own_or_name),
-]
+PUBLISHED_TASK_KEYS = {"name", "path", "num_fewshot", "limit", "chat_template"}
+"""Keys of a task of lm-evaluation-harness."""
 
 
 class Task(Section):
-    """Questions with known answers, from a local file.
+    """Questions with known answers: a task of lm-evaluation-harness on a local copy of
+    its data set, or, if `kind` is given, one in files of your own.
 
-    Scores are those of lm-evaluation-harness for the same texts (its `multiple_choice`,
-    `loglikelihood`, `loglikelihood_rolling` and `generate_until`). `prompt`, `choices`
-    and `answer` are Jinja templates over the fields of an item, or the bare name of a
-    field.
+    lm-evaluation-harness (gristmill[eval]) builds the prompts and computes the metrics
+    of both, as for published numbers. `prompt`, `choices` and `answer` are Jinja
+    templates over the fields of an item, or the bare name of a field.
     """
 
     name: Name
-    """Name of the task in the results."""
-    path: OutsidePath
-    """JSONL, JSON, CSV, TSV, Parquet or text, compressed or not; a glob stands for all
-    its files in order.
+    """Without `kind`, a task, group or tag of lm-evaluation-harness, such as
+    `hellaswag` or `mmlu`; with it, a name for the results.
     """
-    kind: Literal["multiple_choice", "cloze", "rolling", "generate"]
+    path: OutsidePath
+    """Without `kind`, the folder of the data set as the Hugging Face Hub has it
+    (Parquet, JSONL or CSV, and the README.md that names its configurations), or
+    `hf://datasets/NAME@COMMIT`, which is downloaded. With it, JSONL, JSON, CSV, TSV,
+    Parquet or text, compressed or not; a glob stands for all its files in order.
+    """
+    kind: Literal["multiple_choice", "cloze", "rolling", "generate"] | None = None
     """`multiple_choice`: the most likely of several answers; `cloze`: the likelihood of
     the one answer; `rolling`: the likelihood of a whole text; `generate`: a generated
     text, compared with one or more references.
@@ -72,8 +73,8 @@ class Task(Section):
     prompt: str = "prompt"
     """Text before the answer; for `rolling` the whole text."""
     choices: str | tuple[str, ...] = "choices"
-    """The answers to choose from: a field that is a list (or an object with the list
-    `text`), or texts, fields or templates, one for each.
+    """The answers to choose from: a field that is a list, or texts, fields or
+    templates, one for each.
     """
     answer: str = "answer"
     """The right answer. For `multiple_choice` its index from 0, its letter or its text;
@@ -89,16 +90,17 @@ class Task(Section):
     turns before it, and the answer is the assistant's turn, without delimiter
     (lm-evaluation-harness: --apply_chat_template).
     """
-    num_fewshot: Count = 0
-    """Number of solved items before each prompt: the first ones of `fewshot_path`, or
-    of `path`, which are then not asked.
+    num_fewshot: Count | None = None
+    """Number of solved items before each prompt; if absent, as many as
+    lm-evaluation-harness has for the task, and none for files of your own. Of these
+    they are the first ones of `fewshot_path`, or of `path`, which are then not asked.
     """
     fewshot_path: OutsidePath | None = None
     """Another file from which solved items are taken."""
     fewshot_delimiter: str = "\n\n"
     """Text between solved items."""
-    metrics: tuple[Metric, ...] = ("exact_match",)
-    """For `generate`: `f1` is over words; functions of your own are
+    metrics: tuple[OwnMetric, ...] = ()
+    """For `generate`: functions of your own beside `exact_match`, such as
     `{use: ./metrics.py:mine}`.
     """
     stop: tuple[str, ...] = ("\n",)
@@ -106,45 +108,41 @@ class Task(Section):
     max_new_tokens: Positive = 64
     """For `generate`: longest answer in tokens."""
     limit: Positive | None = None
-    """Largest number of items to ask; the first ones are taken."""
+    """Largest number of items to ask; the first ones are taken, of every task of a
+    group.
+    """
 
-    @property
-    def own_metrics(self) -> tuple[OwnMetric, ...]:
-        """The metrics that are functions of the user's."""
-        return tuple(metric for metric in self.metrics if isinstance(metric, OwnMetric))
-
-    @property
-    def built_in_metrics(self) -> tuple[GenerationMetric, ...]:
-        """The metrics that come with gristmill."""
-        return tuple(
-            metric for metric in self.metrics if not isinstance(metric, OwnMetric)
-        )
+    @model_validator(mode="before")
+    @classmethod
+    def _has_data(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(
+                f"nothing is downloaded by name: write {{name: {value}, path: FOLDER}}, "
+                "or hf://datasets/NAME@COMMIT as the path"
+            )
+        return value
 
     def _problems(self) -> Iterator[str]:
-        names = [
-            *self.built_in_metrics,
-            *(metric.called for metric in self.own_metrics),
-        ]
-        if self.own_metrics and self.kind != "generate":
+        own_keys = self.model_fields_set - PUBLISHED_TASK_KEYS
+        if self.kind is None and own_keys:
             yield (
-                f"metrics: {self.own_metrics[0].called} compares texts that a model "
+                f"{', '.join(sorted(own_keys))}: only for files of your own; give "
+                "their `kind`, or remove the keys"
+            )
+        elif self.metrics and self.kind != "generate":
+            yield (
+                f"metrics: {self.metrics[0].called} compares texts that a model "
                 "writes, but the task "
                 f"is of kind {self.kind}; make it one of kind generate"
             )
-        if self.own_metrics and (twice := repeated(names)):
+        names = ["exact_match", *(metric.called for metric in self.metrics)]
+        if twice := repeated(names):
             yield (
                 f"metrics: two are called {twice}; give one of them a `name` of its own"
             )
-        if self.kind == "rolling" and self.num_fewshot:
-            yield (
-                "a task of kind rolling has no prompts, so no solved items before "
-                "them; remove num_fewshot"
-            )
-        if self.kind == "rolling" and self.chat_template:
-            yield (
-                "a task of kind rolling has no prompts to ask through the chat "
-                "template; remove chat_template"
-            )
+        for key in ("num_fewshot", "chat_template"):
+            if self.kind == "rolling" and getattr(self, key):
+                yield f"{key}: a task of kind rolling has no prompts; remove it"
 
 
 class Suite(Section):

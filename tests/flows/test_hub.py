@@ -251,6 +251,15 @@ def test_model_is_a_local_folder_of_the_files_that_are_read(hub: Hub) -> None:
     assert len(hub.requests) == requests
 
 
+def test_data_set_is_downloaded_whole(hub: Hub) -> None:
+    commit = hub.push("ann/letters", LETTERS)
+    folder = snapshot(f"hf://datasets/ann/letters@{commit}")
+    assert (folder / "README.md").read_bytes() == LETTERS["README.md"]
+    assert (folder / "data" / "b.parquet").read_bytes() == LETTERS["data/b.parquet"]
+    part = snapshot(f"hf://datasets/ann/letters@{commit}/data")
+    assert sorted(os.listdir(part)) == ["a.jsonl", "b.parquet"]
+
+
 def test_file_of_a_model_is_downloaded_alone_and_stamped_with_its_hash(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,6 +297,15 @@ def missing_for(
             "torchao is not installed (needed by pretrain.optimizer.kind); install it "
             "with: pip install 'gristmill[quant]'",
         ),
+        (
+            "evaluate.tasks=[{name: hellaswag, path: .}]",
+            "lm_eval is not installed (needed by evaluate.tasks); install it "
+            "with: pip install 'gristmill[eval]'",
+        ),
+        (
+            "pretrain.tasks=[{name: hellaswag, path: .}]",
+            "lm_eval is not installed (needed by pretrain.tasks)",
+        ),
         ("pretrain.float8=rowwise", "torchao is not installed (needed by pretrain.fl"),
         ("sft.lora.base=nf4", "bitsandbytes is not installed (needed by sft.lora.base"),
         (

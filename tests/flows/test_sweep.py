@@ -5,6 +5,7 @@ differ in nothing else.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -299,13 +300,14 @@ def test_task_metric_can_be_the_target(tmp_path: Path) -> None:
             map(
                 json.dumps,
                 [
-                    {"step": 5, "tasks": {"quiz": {"acc": 0.1, "brier": 0.9}}},
+                    {"step": 5, "tasks": {"quiz": {"acc": 0.1, "brier_score": 0.9}}},
                     {
                         "step": 9,
                         "tasks": {
-                            "quiz": {"acc": 0.2, "brier": 0.75},
-                            "gap": {"acc": 0.0, "logp": -3.5},
+                            "quiz": {"acc": 0.2, "brier_score": 0.75},
+                            "gap": {"acc": 0.0, "perplexity": math.exp(3.5)},
                             "text": {"bits_per_byte": 2.5, "byte_perplexity": 5.6},
+                            "hellaswag": {"acc": 0.25, "acc_norm": 0.5},
                         },
                     },
                     {"step": 9, "loss": 2.0},
@@ -315,8 +317,9 @@ def test_task_metric_can_be_the_target(tmp_path: Path) -> None:
     )
     assert task_errors(tmp_path / "metrics.jsonl") == {
         "quiz": 0.75,
-        "gap": 3.5,
+        "gap": pytest.approx(3.5),
         "text": 2.5,
+        "hellaswag": 0.75,
     }
 
     mixtures = [

@@ -20,8 +20,10 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.evaluation import Evaluate, Export
 from gristmill.mixtures.schema.model import Model
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE
-from gristmill.train.eval.answering import open_reader
-from gristmill.train.generation.language_model import open_language_model
+from gristmill.train.generation.language_model import (
+    open_language_model,
+    with_tokenizer,
+)
 from gristmill.train.models.model_config import Published, Shape, shape_of
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model, save_model
@@ -117,13 +119,15 @@ def test_transformers_continues_a_text_as_evaluate_and_generate_do(
     assert theirs.config.bos_token_id == config_bos
     assert theirs.generation_config.bos_token_id == config_bos
     section = Evaluate(prompts=PROMPTS, max_new_tokens=12, temperature=0.0)
-    answers = sample(load_model(source), tokenizer_folder, section, asked=False)
+    answers = sample(
+        with_tokenizer(load_model(source), tokenizer_folder), section, asked=False
+    )
     language = open_language_model(source, tokenizer_folder)
-    reader = open_reader(load_model(out), out)
+    exported = with_tokenizer(load_model(out), out)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         encoded = auto(prompt, return_tensors="pt", return_token_type_ids=False)
         ids = encoded.input_ids[0].tolist()
-        assert list(language.text_prompt(prompt)) == reader.prompt(prompt) == ids
+        assert list(language.text_prompt(prompt)) == exported.prompt(prompt) == ids
         generated = theirs.generate(**encoded, max_new_tokens=12, do_sample=False)[0]
         completion = auto.decode(generated[len(ids) :], skip_special_tokens=True)
         assert answer["completion"] == completion
@@ -139,9 +143,9 @@ def test_a_conversation_begins_with_one_start(
     language = open_language_model(source, tmp_path / "tokenizer")
     assert ids["input_ids"] == list(language.chat_prompt(CONVERSATION))
     assert ids["input_ids"].count(END) == 1
-    reader = open_reader(load_model(tmp_path / "out"), tmp_path / "out")
-    text = reader.chat().text(CONVERSATION, prompt=True)
-    assert reader.prompt(text) == ids["input_ids"]
+    language = with_tokenizer(load_model(tmp_path / "out"), tmp_path / "out")
+    text = language.template.text(CONVERSATION, prompt=True)
+    assert language.prompt(text) == ids["input_ids"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ LENGTH = 128
 class IdAsLoss(torch.nn.Module):
     """A model whose loss of a token is its id, and that predicts even ids correctly."""
 
-    shape = SimpleNamespace(document_mask=False, encoder=False)
+    shape = SimpleNamespace(document_mask=False, kind="decoder")
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,6 +35,7 @@ def test_ratio_of_sums_is_bootstrapped_over_units() -> None:
     # differ.
     columns = np.array([[2.0, 1.0], [20.0, 10.0], [6.0, 3.0]])
     assert interval(columns, lambda means: means[:, 0] / means[:, 1], 0, 100) == {
+        "value": 2.0,
         "low": 2.0,
         "high": 2.0,
     }

@@ -379,13 +379,13 @@ def test_masked_loss_and_accuracy_equal_their_definitions(
             logits = model(ids)[targets != IGNORED]
             answers = targets[targets != IGNORED]
             is_correct = logits.argmax(dim=-1) == answers
-        assert measures["masked_loss"] == pytest.approx(
+        assert measures["hidden_loss"] == pytest.approx(
             torch.nn.functional.cross_entropy(logits, answers).item(), rel=1e-5
         )
-        assert measures["masked_accuracy"] == pytest.approx(
+        assert measures["hidden_accuracy"]["value"] == pytest.approx(
             is_correct.float().mean().item()
         )
-        assert measures["masked_tokens"] == len(is_correct)
+        assert measures["hidden_tokens"] == len(is_correct)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema.evaluation import OwnMetric, Task
 from gristmill.mixtures.schema.posttraining import LossSettings, OwnLoss
 from gristmill.mixtures.user_code import OwnCodeError, OwnFunction, take_code
-from gristmill.train.eval.metrics import own_metric
-from gristmill.train.eval.tasks import Item
+from gristmill.train.eval.harness import own_metric
 from gristmill.train.objectives.preference_losses import PairLogps, preference_loss
 from tests.train.jsonl import read_metrics, write_jsonl
 
@@ -346,7 +345,7 @@ def test_reimplemented_sigmoid_equals_the_built_in_loss(tmp_path: Path) -> None:
         assert torch.equal(ours, theirs)
 
 
-ITEMS = [Item(1, "", ("yes", "yep"), 0, ""), Item(2, "", ("no",), 0, "")]
+REFERENCES = [["yes", "yep"], ["no"]]
 
 
 @pytest.mark.parametrize(
@@ -387,8 +386,8 @@ def test_wrong_metric_is_rejected_with_file_and_line(
                 use=take_code(OwnFunction("./own.py:f"), tmp_path),
                 time_limit_seconds=0.5,
             ),
-            ITEMS,
             ["yes", "maybe"],
+            REFERENCES,
         )
 
 
@@ -404,13 +403,13 @@ def test_metric_gets_all_references_and_returns_values_or_a_number(
         for name in ("each", "whole")
     }
     assert own_metric(
-        OwnMetric(use=functions["each"]), ITEMS, ["yep", "yep"]
+        OwnMetric(use=functions["each"]), ["yep", "yep"], REFERENCES
     ).tolist() == [1.0, 0.0]
     assert (
         own_metric(
             OwnMetric(**{"use": functions["whole"], "with": {"add": 4}}),
-            ITEMS,
             ["", ""],
+            REFERENCES,
         )
         == 7.0
     )
@@ -420,8 +419,10 @@ def test_metric_needs_a_generative_task_and_a_distinct_name() -> None:
     task = {"name": "a", "path": "a.jsonl", "metrics": [{"use": "./own.py:f"}]}
     with pytest.raises(ValueError, match=r"\bf .*kind cloze"):
         Task(**task, kind="cloze")
-    with pytest.raises(ValueError, match=r"f1; .*`name`"):
-        Task(**{**task, "kind": "generate", "metrics": ["f1", {"use": "./own.py:f1"}]})
+    for uses in (["exact_match"], ["f", "f"]):
+        metrics = [{"use": f"./own.py:{use}"} for use in uses]
+        with pytest.raises(ValueError, match=rf"{uses[0]}; .*`name`"):
+            Task(**{**task, "kind": "generate", "metrics": metrics})
 
 
 def test_unknown_loss_is_rejected_with_the_known_ones(stage_config: Any) -> None:
@@ -440,7 +441,7 @@ def test_task_file_may_name_metrics_beside_it(tmp_path: Path) -> None:
         "'./own.py:f'}]}]\n"
     )
     (task,) = read_task_file(tmp_path / "tasks.yaml").tasks
-    assert (task.path, task.own_metrics[0].use.taken) == (
+    assert (task.path, task.metrics[0].use.taken) == (
         str(tmp_path / "a.jsonl"),
         True,
     )

@@ -624,9 +624,12 @@ def test_all_stages_are_evaluated_and_exported(
     )
     for source, measures in models["pretrain"]["sources"].items():
         expected = last["validation"][source]
-        assert {name: measures[name] for name in expected} == pytest.approx(expected)
-        interval = measures["bits_per_byte_interval"]
-        assert interval["low"] <= measures["bits_per_byte"] <= interval["high"]
+        estimates = {name: measures[name] for name in ("perplexity", "bits_per_byte")}
+        values = {name: estimate["value"] for name, estimate in estimates.items()}
+        measured = {name: {**measures, **values}[name] for name in expected}
+        assert measured == pytest.approx(expected)
+        for estimate in estimates.values():
+            assert estimate["low"] <= estimate["value"] <= estimate["high"]
 
     lineage = {
         "name": "tiny",

@@ -467,8 +467,8 @@ def test_tasks_during_training_agree_with_the_saved_model(
     tmp_path: Path,
 ) -> None:
     from gristmill.mixtures.schema.evaluation import Task
-    from gristmill.train.eval.answering import answer_task, open_reader
-    from gristmill.train.eval.tasks import read_task
+    from gristmill.train.eval.tasks import open_tasks
+    from gristmill.train.generation.language_model import with_tokenizer
 
     texts = tmp_path / "texts.txt"
     texts.write_text(
@@ -490,9 +490,10 @@ def test_tasks_during_training_agree_with_the_saved_model(
     }
     assert list(lines) == [4, 8, 12]
     assert lines[12]["bits_per_byte"] < lines[4]["bits_per_byte"]
-    reader = open_reader(load_model(tmp_path / "data" / "model"), inputs["tokenizer"])
-    section = Task.model_validate(task)
-    expected = answer_task(reader, section, read_task(section), 0, 10).summary[
-        "bits_per_byte"
-    ]["value"]
-    assert lines[12]["bits_per_byte"] == pytest.approx(expected, rel=1e-6)
+    language = with_tokenizer(
+        load_model(tmp_path / "data" / "model"), inputs["tokenizer"]
+    )
+    (opened,) = open_tasks([Task.model_validate(task)])
+    metrics = opened.results(language, 0, 10)["texts"].metrics
+    values = {name: estimate["value"] for name, estimate in metrics.items()}
+    assert lines[12] == pytest.approx(values, rel=1e-6)

@@ -218,8 +218,8 @@ def test_two_ranks_resumed_as_four_train_alike(
                 expected["validation"][source]["loss"], abs=1e-4
             )
             assert measures["tokens"] == expected["validation"][source]["tokens"]
-    assert ours[-1]["tasks"]["words"]["brier"] == pytest.approx(
-        theirs[-1]["tasks"]["words"]["brier"], abs=1e-4
+    assert ours[-1]["tasks"]["words"]["brier_score"] == pytest.approx(
+        theirs[-1]["tasks"]["words"]["brier_score"], abs=1e-4
     )
 
 

@@ -330,12 +330,14 @@ def test_exported_t5_has_equal_logits_in_transformers(
         nll = torch.nn.functional.cross_entropy(
             logits[counted], torch.from_numpy(held_out.targets)[counted]
         )
-        assert measures["span_loss"] == pytest.approx(nll.item(), rel=1e-5)
+        assert measures["hidden_loss"] == pytest.approx(nll.item(), rel=1e-5)
         correct = (
             logits.argmax(dim=-1)[counted]
             == torch.from_numpy(held_out.targets)[counted]
         )
-        assert measures["span_accuracy"] == pytest.approx(correct.float().mean().item())
+        assert measures["hidden_accuracy"]["value"] == pytest.approx(
+            correct.float().mean().item()
+        )
 
 
 def test_hidden_tokens_are_attributed_to_documents_and_checkpointing_keeps_gradients(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from pydantic import ValidationError
 
 from gristmill.core.files import read_json, write_json
-from gristmill.mixtures.schema.evaluation import Contamination, Task
+from gristmill.mixtures.base import OutsidePath
+from gristmill.mixtures.schema.evaluation import Contamination, Evaluate, Task
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
@@ -25,21 +29,17 @@ from gristmill.tokenize.packed_files import (
     validation_name,
 )
 from gristmill.tokenize.packed_writing import write_rows
-from gristmill.train.eval.answering import Reader, answer_task, open_reader, until
+from gristmill.train.eval.harness import HarnessModel, Result
 from gristmill.train.eval.leaked_items import effect, item_coverage
-from gristmill.train.eval.likelihood import (
-    Request,
-    Score,
-    continuation,
-    score_requests,
-    windows,
-)
-from gristmill.train.eval.metrics import choice_metrics, generation_metrics
-from gristmill.train.eval.tasks import Item, TaskError, read_task
+from gristmill.train.eval.likelihood import Request
+from gristmill.train.eval.task_files import TaskError, read_task
+from gristmill.train.eval.tasks import open_tasks
+from gristmill.train.generation.language_model import LanguageModel, with_tokenizer
 from gristmill.train.loop.rows_read import RowsRead, rows_read
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.transformer import Llama
 from tests.packed_sets import write_packed_set
+from tests.train.data_sets import write_data_set
 from tests.train.jsonl import write_jsonl
 
 QUESTIONS = [
@@ -85,27 +85,31 @@ def questions(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(make_model: Callable[[Shape], Llama], tokenizer_folder: Path) -> Reader:
+def language(
+    make_model: Callable[[Shape], Llama], tokenizer_folder: Path
+) -> LanguageModel:
     shape = shape_of(
         Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48),
         vocab_size=400,
         sequence_length=32,
     )
-    return open_reader(make_model(shape).eval(), tokenizer_folder)
+    return with_tokenizer(make_model(shape).eval(), tokenizer_folder)
 
 
 @pytest.fixture(scope="module")
 def packed_documents(
-    tmp_path_factory: pytest.TempPathFactory, reader: Reader, texts: dict[str, str]
+    tmp_path_factory: pytest.TempPathFactory,
+    language: LanguageModel,
+    texts: dict[str, str],
 ) -> PackedSet:
     """Rows of one document with 24 tokens each; two documents appear twice, and two
     more are held out.
     """
     folder = tmp_path_factory.mktemp("documents")
-    ids = reader.encode(texts["prose"])
+    ids = language.encode(texts["prose"])
     documents = np.array([ids[40 * k : 40 * k + 24] for k in range(10)])
     rows, held_out = np.concatenate([documents[:8], documents[:2]]), documents[8:]
-    tokenizer = {"vocab_size": 400, "eos": reader.prefix, "pad": 1, "sha256": ""}
+    tokenizer = {"vocab_size": 400, "eos": language.end, "pad": 1, "sha256": ""}
     write_packed_set(folder, rows, {"prose": len(rows)}, tokenizer, {"prose": held_out})
     manifest = read_json(folder / MANIFEST)
     copies = [0] * 8 + [1] * 2
@@ -150,11 +154,11 @@ def pieces_of(documents: list[int], copies: list[int]) -> pa.Table:
     )
 
 
-def plain_logp(reader: Reader, context: list[int], scored: list[int]) -> float:
+def plain_logp(language: LanguageModel, context: list[int], scored: list[int]) -> float:
     """Log-probability of a single sequence, from all logits."""
-    row = (context + scored)[-(reader.length + 1) :]
+    row = (context + scored)[-(language.length + 1) :]
     with torch.no_grad():
-        logs = torch.log_softmax(reader.model(torch.tensor([row[:-1]])), dim=-1)[0]
+        logs = torch.log_softmax(language.model(torch.tensor([row[:-1]])), dim=-1)[0]
     return float(
         sum(
             logs[place, row[place + 1]]
@@ -163,18 +167,27 @@ def plain_logp(reader: Reader, context: list[int], scored: list[int]) -> float:
     )
 
 
+def answered(language: LanguageModel, section: Task) -> Result:
+    (opened,) = open_tasks([section])
+    return opened.results(language, 0, 50)["t"]
+
+
 def test_correct_answers_are_numbers_letters_or_texts(questions: Path) -> None:
-    assert [item.right for item in read_task(task(questions))] == [0, 1, 1]
+    assert [item["target"] for item in read_task(task(questions))["asked"]] == [0, 1, 1]
 
 
-def test_shots_are_solved_items_that_are_not_scored(questions: Path) -> None:
-    items = read_task(task(questions, num_fewshot=1, prompt="Q: {{question}}\nA:"))
-    assert [item.number for item in items] == [2, 3]
-    assert (
-        items[0].context
-        == "Q: What is close to one?\nA: two\n\nQ: Which is a colour?\nA:"
-    )
-    assert items[0].question == "Q: Which is a colour?\nA: red"
+def test_shots_are_solved_items_that_are_not_asked(questions: Path) -> None:
+    section = task(questions, num_fewshot=1, prompt="Q: {{question}}\nA:")
+    (opened,) = open_tasks([section])
+    harness_task = opened.loaded["tasks"]["t"]
+    harness_task.build_all_requests()
+    assert {instance.args[0] for instance in harness_task.instances} == {
+        f"Q: What is close to one?\nA: two\n\nQ: {question}\nA:"
+        for question in ("Which is a colour?", "Which one opens?")
+    }
+    assert opened.questions() == {
+        "t": ["Q: Which is a colour?\nA: red", "Q: Which one opens?\nA: close"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -187,6 +200,7 @@ def test_shots_are_solved_items_that_are_not_scored(questions: Path) -> None:
         ({"num_fewshot": 3}, r"has 3\b.* 3 "),
         ({"num_fewshot": 4}, "3 items.* 4 shots"),
         ({"prompt": "{{ ''.__class__.__mro__ }}"}, "unsafe"),
+        ({"kind": "rolling", "prompt": "{{''}}"}, "item 1: .*empty"),
     ],
 )
 def test_invalid_item_is_named_with_task(
@@ -196,26 +210,7 @@ def test_invalid_item_is_named_with_task(
         read_task(task(questions, **settings))
 
 
-def test_trailing_spaces_of_the_context_belong_to_the_answer(reader: Reader) -> None:
-    request = continuation(reader.encode, reader.prefix, "def close ", "it")
-    assert list(request.context) == reader.encode("def close")
-    assert list(request.context + request.scored) == reader.encode("def close it")
-    assert continuation(reader.encode, reader.prefix, "", "it").context == (
-        reader.prefix,
-    )
-
-
-@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 70])
-def test_windows_score_every_id_once_and_give_it_context(size: int) -> None:
-    ids = list(range(100, 100 + size))
-    parts = list(windows(ids, 0, 32))
-    assert [scored_id for window in parts for scored_id in window.scored] == ids
-    assert parts[0].context == (0,)
-    assert all(window.context[-1] == window.scored[0] - 1 for window in parts[1:])
-    assert all(len(window.context) + len(window.scored) <= 33 for window in parts)
-
-
-def test_scores_equal_those_of_single_sequences(reader: Reader) -> None:
+def test_scores_equal_those_of_single_sequences(language: LanguageModel) -> None:
     rng = np.random.default_rng(0)
     requests = [
         Request(
@@ -224,52 +219,44 @@ def test_scores_equal_those_of_single_sequences(reader: Reader) -> None:
         )
         for c, s in ((1, 1), (5, 3), (40, 2), (20, 30), (3, 0), (31, 1))
     ]
-    scores = score_requests(reader.model, requests, reader.length, reader.device)
+    scores = language.score(requests)
     for request, score in zip(requests, scores, strict=True):
         scored = list(request.scored)
         assert score.tokens == len(scored)
         assert score.logp == pytest.approx(
-            plain_logp(reader, list(request.context), scored) if scored else 0.0,
+            plain_logp(language, list(request.context), scored) if scored else 0.0,
             abs=1e-4,
         )
 
 
-def test_choices_by_hand() -> None:
-    item = Item(1, "q", ("ab", "abcd"), 1, "q")
-    scores = [Score(-2.0, True, 1), Score(-3.0, False, 3)]
-    measures = choice_metrics([item], [scores])
-    # -2 > -3, but per character -1 < -0.75
-    assert measures["acc"].tolist() == [0.0]
-    assert (
-        measures["acc_norm"].tolist()
-        == measures["acc_bytes"].tolist()
-        == measures["acc_token"].tolist()
-        == [1.0]
+def test_best_reference_of_an_answer_counts(
+    questions: Path, language: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = task(questions, kind="generate", answer="options", limit=2)
+    monkeypatch.setattr(
+        HarnessModel, "generate_until", lambda model, requests: [" a hundred ", "blue"]
     )
-    share = 1 / (1 + math.exp(-1.0))
-    assert measures["brier"].tolist() == [
-        pytest.approx(share**2 + (1 - share - 1) ** 2)
+    result = answered(language, section)
+    assert result.per_item["exact_match"].tolist() == [1.0, 0.0]
+    assert [(one["answer"], one["reference"]) for one in result.samples] == [
+        (" a hundred ", "two"),
+        ("blue", "socket"),
     ]
 
 
-def test_generated_texts_are_compared_with_the_best_reference() -> None:
-    items = [Item(1, "", ("the red fox", "a dog"), 0, ""), Item(2, "", ("42",), 0, "")]
-    measures = generation_metrics(
-        ("exact_match", "contains", "f1"), items, [" a dog ", "it is 42 or 43"]
-    )
-    assert measures["exact_match"].tolist() == [1.0, 0.0]
-    assert measures["contains"].tolist() == [1.0, 1.0]
-    assert measures["f1"].tolist() == [1.0, pytest.approx(2 / 6)]
-
-
-def test_answer_ends_at_the_first_stop() -> None:
-    assert until("one\ntwo. three", (".", "\n")) == "one"
-    assert until("one", (".",)) == "one"
+def test_answer_ends_before_the_first_stop(
+    questions: Path, language: LanguageModel
+) -> None:
+    repetitive = replace(language, decode=lambda ids: "ab" * len(ids), end=-1)
+    settings = {"kind": "generate", "answer": "question", "max_new_tokens": 8}
+    for stops, expected in (([], 8 * "ab"), (["x", "abba", "bab"], "a")):
+        result = answered(repetitive, task(questions, stop=stops, **settings))
+        assert {sample["answer"] for sample in result.samples} == {expected}
 
 
 @pytest.mark.parametrize("kind", ["multiple_choice", "cloze", "rolling", "generate"])
 def test_every_kind_gives_values_with_their_intervals(
-    kind: str, questions: Path, reader: Reader
+    kind: str, questions: Path, language: LanguageModel
 ) -> None:
     section = task(
         questions,
@@ -277,7 +264,7 @@ def test_every_kind_gives_values_with_their_intervals(
         answer="question" if kind in ("cloze", "generate") else "answer",
         max_new_tokens=8,
     )
-    result = answer_task(reader, section, read_task(section), 0, 50)
+    result = answered(language, section)
     names = {
         "multiple_choice": "acc",
         "cloze": "perplexity",
@@ -291,28 +278,30 @@ def test_every_kind_gives_values_with_their_intervals(
 
 
 def test_generation_without_room_for_a_prompt_is_rejected(
-    questions: Path, reader: Reader
+    questions: Path, language: LanguageModel
 ) -> None:
     section = task(questions, kind="generate", answer="question", max_new_tokens=32)
-    with pytest.raises(ValueError, match=r"max_new_tokens 32\b.* 32 tokens"):
-        answer_task(reader, section, read_task(section), 0, 10)
+    with pytest.raises(ValueError, match=r"answers of 32 .* 32 tokens"):
+        answered(language, section)
 
 
 @pytest.mark.slow
 def test_items_in_unread_rows_are_not_leaks(
-    packed_documents: PackedSet, reader: Reader
+    packed_documents: PackedSet, language: LanguageModel
 ) -> None:
     packed = packed_documents
     order = packed.order(5).rows(np.arange(10))
     texts = [
-        " ".join(reader.decode(packed.read(np.array([row]))[0].tolist()).split()[1:-1])
+        " ".join(
+            language.decode(packed.read(np.array([row]))[0].tolist()).split()[1:-1]
+        )
         for row in range(8)
     ]
-    items = {"a": [Item(1, text, ("x",), 0, text) for text in texts]}
+    items = {"a": texts}
     section = Contamination(ngram=8, min_coverage=0.9)
     share = item_coverage(
         rows_after(packed, 4),
-        lambda rows: [reader.decode(row) for row in rows],
+        lambda rows: [language.decode(row) for row in rows],
         items,
         section,
         0,
@@ -322,28 +311,18 @@ def test_items_in_unread_rows_are_not_leaks(
 
 
 def test_leaked_items_are_found_in_training_rows(
-    packed_documents: PackedSet, reader: Reader
+    packed_documents: PackedSet, language: LanguageModel
 ) -> None:
     packed = packed_documents
-    text = reader.decode(packed.read(np.arange(1))[0].tolist())
+    text = language.decode(packed.read(np.arange(1))[0].tolist())
     words = text.split()
     leaked = " ".join(words[1:-1])
-    items = {
-        "a": [
-            Item(1, leaked, ("x",), 0, leaked),
-            Item(
-                2,
-                "",
-                ("x",),
-                0,
-                "none of these words was ever in the training set of this little model",
-            ),
-        ]
-    }
+    clean = "none of these words was ever in the training set of this little model"
+    items = {"a": [leaked, clean]}
     section = Contamination(ngram=min(8, len(words) - 2), min_coverage=0.9)
     trained = rows_after(packed, 10)
     share = item_coverage(
-        trained, lambda rows: [reader.decode(row) for row in rows], items, section, 0
+        trained, lambda rows: [language.decode(row) for row in rows], items, section, 0
     )["a"]
     assert share.tolist() == [1.0, 0.0]
     summary = effect(share, {"acc": np.array([1.0, 0.0])}, section, 0, 10)
@@ -354,7 +333,103 @@ def test_leaked_items_are_found_in_training_rows(
     ) == (1.0, 0.0)
 
 
-def test_unknown_generation_metric_is_rejected() -> None:
-    item = Item(1, "Q", ("Paris",), 0, "Q Paris")
-    with pytest.raises(ValueError, match="'meteor'"):
-        generation_metrics(["meteor"], [item], ["Paris"])
+def test_untrained_perplexities_do_not_overflow(
+    questions: Path, language: LanguageModel
+) -> None:
+    text = {"kind": "rolling", "prompt": "{{ 'x' * 2000 }}", "limit": 1}
+    value = answered(language, task(questions, **text)).metrics["word_perplexity"]
+    assert value["value"] == pytest.approx(math.exp(700.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "helaswag"}, "'hellaswag'.*kind"),
+        ({"name": "humaneval"}, "confirm_run_unsafe_code"),
+        ({"name": "sciq"}, "questions.jsonl is not a folder"),
+    ],
+)
+def test_published_task_that_cannot_run_is_rejected(
+    questions: Path, settings: dict[str, Any], message: str
+) -> None:
+    section = Task.model_validate({"path": str(questions), **settings})
+    with pytest.raises(TaskError, match=message):
+        open_tasks([section])
+
+
+SCIQ = [
+    {
+        "question": f"What closes a file {number}?",
+        "support": "",
+        "distractor1": "it",
+        "distractor2": "a line",
+        "distractor3": "text",
+        "correct_answer": "close",
+    }
+    for number in range(3)
+]
+
+
+@pytest.fixture(scope="module")
+def sciq(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    splits = dict.fromkeys(("train", "validation", "test"), SCIQ)
+    return write_data_set(tmp_path_factory.mktemp("sciq"), {"default": splits})
+
+
+def test_published_task_is_asked_of_a_folder(
+    sciq: Path, language: LanguageModel
+) -> None:
+    section = Task(name="sciq", path=OutsidePath(sciq), num_fewshot=1, limit=2)
+    (opened,) = open_tasks([section])
+    results = opened.results(language, 0, 50)
+    assert results["sciq"].items == 2
+    assert set(results["sciq"].metrics) == {"acc", "acc_norm"}
+    assert opened.questions()["sciq"][1].split("\n")[-1] == "Answer: close"
+
+
+def test_data_set_without_the_split_or_fields_of_a_task_is_rejected(
+    tmp_path: Path,
+) -> None:
+    folder = write_data_set(tmp_path / "other", {"default": {"test": [{"text": "a"}]}})
+    with pytest.raises(TaskError, match=r"task sciq: .*other"):
+        open_tasks([Task(name="sciq", path=OutsidePath(folder))])
+
+
+def test_changed_data_set_is_read_again(sciq: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(sciq, tmp_path / "sciq")
+    section = Task(name="sciq", path=OutsidePath(folder))
+    (before,) = open_tasks([section])
+    splits = dict.fromkeys(("train", "validation", "test"), SCIQ[:2])
+    shutil.rmtree(folder)
+    write_data_set(folder, {"default": splits})
+    (after,) = open_tasks([section])
+    assert [len(task.questions()["sciq"]) for task in (before, after)] == [3, 2]
+
+
+def test_code_in_a_data_set_is_rejected_and_does_not_run(
+    sciq: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(sciq, tmp_path / "sciq")
+    ran = tmp_path / "ran"
+    (folder / "sciq.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    with pytest.raises(TaskError, match="scripts"):
+        open_tasks([Task(name="sciq", path=OutsidePath(folder))])
+    assert not ran.exists()
+
+
+def test_two_tasks_of_a_name_are_rejected(sciq: Path, questions: Path) -> None:
+    own = task(questions).model_copy(update={"name": "sciq"})
+    with pytest.raises(TaskError, match="'sciq'"):
+        open_tasks([Task(name="sciq", path=OutsidePath(sciq)), own])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("hellaswag", r"\{name: hellaswag, path: FOLDER\}"),
+        ({"name": "hellaswag", "path": "a", "stop": ["."]}, "stop: .*kind"),
+    ],
+)
+def test_published_task_needs_its_data_alone(settings: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Evaluate.model_validate({"tasks": [settings]})

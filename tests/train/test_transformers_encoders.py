@@ -260,7 +260,7 @@ def test_trained_bert_is_exported_evaluated_and_trained_further(
     assert "A bert encoder" in (folder / "README.md").read_text()
     evaluation = run_stage("evaluate", trained, {"seed": 2}, tmp_path / "eval")
     for measures in evaluation["models"]["pretrain"]["sources"].values():
-        assert 0 < measures["masked_loss"] < math.log(10 * ours.shape.vocab_size)
+        assert 0 < measures["hidden_loss"] < math.log(10 * ours.shape.vocab_size)
     again = {
         **config,
         "model": {"init_from": str(folder)},

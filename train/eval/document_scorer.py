@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gristmill.tokenize.encoding.tokenizer import (
     END_OF_TEXT_NAMES,
@@ -25,11 +24,10 @@ from gristmill.tokenize.encoding.tokenizer import (
 )
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE
 from gristmill.train.eval.held_out import LARGEST_EXPONENT
+from gristmill.train.eval.likelihood import Request, score_requests
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import INDEX_FILE, WEIGHTS_FILE, load_model
-from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 
-WINDOWS_PER_FORWARD = 8
 Scorer = Callable[[Sequence[str]], dict[str, np.ndarray]]
 """A function from n texts to `model_perplexity` and `bits_per_byte`, float64 of shape
 (n,), NaN for empty texts.
@@ -105,7 +103,6 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
     return score
 
 
-@torch.no_grad()
 def score_document(model: Llama, ids: np.ndarray) -> float:
     """Negative log-likelihood, in nats, of all tokens except the first.
 
@@ -113,17 +110,10 @@ def score_document(model: Llama, ids: np.ndarray) -> float:
     once, from at least one other.
     """
     length = model.shape.sequence_length
-    starts = range(0, len(ids) - 1, length - 1)
-    windows = [torch.from_numpy(ids[start : start + length]) for start in starts]
+    windows = [
+        ids[start : start + length].tolist()
+        for start in range(0, len(ids) - 1, length - 1)
+    ]
+    requests = [Request((first,), tuple(scored)) for first, *scored in windows]
     device = next(model.parameters()).device
-    total = 0.0
-    for first in range(0, len(windows), WINDOWS_PER_FORWARD):
-        rows = torch.nn.utils.rnn.pad_sequence(
-            windows[first : first + WINDOWS_PER_FORWARD], True, IGNORED
-        ).to(device)
-        nll: Tensor
-        nll, _ = model(
-            rows.clamp(min=0), partial(score_tokens, targets=next_tokens(rows))
-        )
-        total += float(nll.double().sum())
-    return total
+    return -sum(score.logp for score in score_requests(model, requests, length, device))

@@ -213,20 +213,18 @@ class SourceMetrics(TypedDict):
 
     Attributes:
         loss: nats per token.
-        perplexity, perplexity_interval: exponential of the loss.
+        perplexity: exponential of the loss.
         tokens, documents: numbers of predicted tokens and of documents.
         token_accuracy: share of the tokens predicted correctly.
-        bits_per_byte, bits_per_byte_interval: absent if no token has text.
+        bits_per_byte: absent if no token has text.
     """
 
     loss: float
-    perplexity: float
-    perplexity_interval: Estimate
+    perplexity: Estimate
     tokens: int
     documents: int
     token_accuracy: float
-    bits_per_byte: NotRequired[float]
-    bits_per_byte_interval: NotRequired[Estimate]
+    bits_per_byte: NotRequired[Estimate]
 
 
 def source_metrics(
@@ -242,19 +240,13 @@ def source_metrics(
     nats, tokens, num_bytes, correct = documents.sum(axis=0)
     metrics: SourceMetrics = {
         "loss": nats / tokens,
-        "perplexity": float(perplexity_of(documents.sum(axis=0))),
+        "perplexity": interval(documents, perplexity_of, seed, bootstrap_samples),
         "tokens": int(tokens),
         "documents": len(documents),
         "token_accuracy": correct / tokens,
-        "perplexity_interval": interval(
-            documents, perplexity_of, seed, bootstrap_samples
-        ),
     }
     if num_bytes:
-        metrics["bits_per_byte"] = float(_bits(documents.sum(axis=0)))
-        metrics["bits_per_byte_interval"] = interval(
-            documents, _bits, seed, bootstrap_samples
-        )
+        metrics["bits_per_byte"] = interval(documents, _bits, seed, bootstrap_samples)
     return metrics
 
 
@@ -263,7 +255,7 @@ def _bits(sums: np.ndarray) -> np.ndarray:
 
 
 def perplexity_of(sums: np.ndarray) -> np.ndarray:
-    """Exponential of the nats per token, of sums (..., COLUMNS)."""
+    """Exponential of the nats per token, of sums or means (..., COLUMNS)."""
     return np.exp(np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT))
 
 

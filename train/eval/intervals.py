@@ -15,9 +15,7 @@ NORMAL_QUANTILE = 1.959963984540054
 CHUNK = 1 << 22
 """Random numbers per batch."""
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""Function from (bootstrap_samples, columns) sums or means to (bootstrap_samples,)
-values.
-"""
+"""Function from means (bootstrap_samples, columns) to (bootstrap_samples,) values."""
 
 
 class Estimate(TypedDict, total=False):
@@ -47,7 +45,6 @@ def mean_with_interval(
     """
     values = np.asarray(values, dtype=np.float64)
     return {
-        "value": float(values.mean()),
         "stderr": (
             float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
         ),
@@ -84,7 +81,8 @@ def share_with_interval(hits: np.ndarray) -> Estimate | None:
 def interval(
     columns: np.ndarray, statistic: Statistic, seed: int, bootstrap_samples: int
 ) -> Estimate:
-    """Percentile bootstrap interval (Efron 1979) at 95 % of a function of column means.
+    """A function of column means, and its percentile bootstrap interval (Efron 1979) at
+    95 %.
 
     Args:
         columns: (n, c) float64: measurements of each unit (document, item).
@@ -93,7 +91,10 @@ def interval(
         seed: of the bootstrap samples.
         bootstrap_samples: number of samples.
     """
-    return percentiles(statistic(resampled_means(columns, seed, bootstrap_samples)))
+    return {
+        "value": float(statistic(columns.mean(axis=0, keepdims=True))[0]),
+        **percentiles(statistic(resampled_means(columns, seed, bootstrap_samples))),
+    }
 
 
 def percentiles(values: np.ndarray) -> Estimate:

@@ -21,7 +21,6 @@ from gristmill.dataprep.decontamination.ngram import (
 )
 from gristmill.mixtures.schema.evaluation import Contamination
 from gristmill.train.eval.intervals import Estimate, mean_with_interval
-from gristmill.train.eval.tasks import Item
 from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.rows_read import RowsRead
 
@@ -37,7 +36,7 @@ same.
 def item_coverage(
     trained: RowsRead,
     decode: Callable[[Sequence[Sequence[int]]], list[str]],
-    items: Mapping[str, Sequence[Item]],
+    questions: Mapping[str, Sequence[str]],
     section: Contamination,
     seed: int,
 ) -> dict[str, np.ndarray]:
@@ -47,11 +46,11 @@ def item_coverage(
     Args:
         trained: rows read by the model.
         decode: rows of ids -> texts.
-        items: task -> its items.
+        questions: task -> texts of its items, with the right answers.
         section: length of a passage, and number of searched rows.
         seed: of the sample of searched rows.
     """
-    texts = [item.question for task in items.values() for item in task]
+    texts = [text for of_task in questions.values() for text in of_task]
     index = build_index(
         pa.array(texts, pa.large_string()), section.ngram, min(MIN_WORDS, section.ngram)
     )
@@ -65,8 +64,8 @@ def item_coverage(
             ).tolist()
         )
     share = coverage(index, np.array(sorted(ngrams), dtype=np.int64))
-    ends = np.cumsum([len(task) for task in items.values()])
-    return dict(zip(items, np.split(share, ends[:-1]), strict=True))
+    ends = np.cumsum([len(of_task) for of_task in questions.values()])
+    return dict(zip(questions, np.split(share, ends[:-1]), strict=True))
 
 
 def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:

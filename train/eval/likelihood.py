@@ -1,5 +1,4 @@
-"""Log-likelihoods of texts under a model, by the definitions of lm-evaluation-harness
-0.4.13 (lm_eval/api/model.py).
+"""Log-likelihoods of ids after others under a model.
 
 Batches are sorted by length and right-padded, out of sight of causal attention;
 softmaxes are computed in float32, sums in float64. The score of a request depends only
@@ -8,7 +7,7 @@ on the request, up to rounding with another padded length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,8 +20,6 @@ from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 
 TOKENS_PER_FORWARD = 8192
-Encode = Callable[[str], list[int]]
-"""Function from text to ids without special tokens."""
 
 
 @dataclass(frozen=True)
@@ -51,44 +48,6 @@ class Score:
     logp: float
     greedy: bool
     tokens: int
-
-
-def continuation(encode: Encode, prefix: int, context: str, answer: str) -> Request:
-    """Request for an answer after a context.
-
-    Trailing blanks of the context belong to the answer; both are encoded together, and
-    the answer's ids are those after as many as the context alone has.
-
-    Args:
-        encode: the tokenizer.
-        prefix: id used for an empty context (beginning or end of text).
-        context, answer: texts; the delimiter belongs to the answer.
-    """
-    if not context:
-        return Request((prefix,), tuple(encode(answer)))
-    blanks = len(context) - len(context.rstrip())
-    if blanks:
-        context, answer = context[:-blanks], context[-blanks:] + answer
-    ids = encode(context + answer)
-    size = len(encode(context))
-    return Request(tuple(ids[:size]) or (prefix,), tuple(ids[size:]))
-
-
-def windows(ids: Sequence[int], prefix: int, length: int) -> Iterator[Request]:
-    """A full text as requests, each id scored once (lm-evaluation-harness: rolling
-    windows with a context of one).
-
-    The first window starts from the prefix; a later one has one id of context; the last
-    one is filled up with preceding ids.
-    """
-    first = min(length, len(ids))
-    yield Request((prefix,), tuple(ids[:first]))
-    done = first
-    while done < len(ids):
-        scored = min(len(ids) - done, length)
-        end = done + scored
-        yield Request(tuple(ids[end - length - 1 : done]), tuple(ids[done:end]))
-        done = end
 
 
 def score_requests(

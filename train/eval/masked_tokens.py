@@ -55,18 +55,16 @@ def hidden_token_metrics(
         seed, bootstrap_samples: of the draws and of the bootstrap over documents.
 
     Returns:
-        `masked_` or `span_loss` in nats per token, `_accuracy` with its interval, the
-        number of `masked_tokens`, or of `tokens` of spans, and of `documents`.
+        `hidden_loss` in nats per token, `hidden_accuracy` with its interval, and the
+        numbers of `hidden_tokens` and `documents`.
     """
     text = load(tokenizer)
     read = held_out_rows(packed, source, model.shape)
     token_bytes = read_token_bytes(tokenizer, next(model.parameters()).device)
     layout: Layout
     if model.shape.kind == "encoder":
-        kind, tokens_name = "masked", "masked_tokens"
         layout = masking_of(MEASURED, text, seed)
     else:
-        kind, tokens_name = "span", "tokens"
         layout = corruption_of(SpanCorruption(), text, seed, packed.sequence_length)
     laid = layout(read, HELD_OUT_STEP)
     positions = read.positions if laid.places is None else laid.positions
@@ -83,15 +81,12 @@ def hidden_token_metrics(
     documents = by_document(packed, source, values)
     sums = documents.sum(axis=0)
     return {
-        f"{kind}_loss": float(sums[0] / sums[1]),
-        f"{kind}_accuracy": float(_accuracy(sums)),
-        f"{kind}_accuracy_interval": interval(
-            documents, _accuracy, seed, bootstrap_samples
-        ),
-        tokens_name: int(sums[1]),
+        "hidden_loss": float(sums[0] / sums[1]),
+        "hidden_accuracy": interval(documents, _accuracy, seed, bootstrap_samples),
+        "hidden_tokens": int(sums[1]),
         "documents": len(documents),
     }
 
 
 def _accuracy(sums: np.ndarray) -> np.ndarray:
-    return sums[..., 3] / np.maximum(sums[..., 1], 1.0)
+    return sums[..., 3] / sums[..., 1]

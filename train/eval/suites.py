@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,17 +23,15 @@ from pydantic import BaseModel, ConfigDict
 from gristmill.core.files import as_path
 from gristmill.core.seeds import seeded_key
 from gristmill.dataprep.decontamination.evaluation_sets import read_items
-from gristmill.dataprep.readers.sources import outside_files
-from gristmill.mixtures.schema.evaluation import Suite
-from gristmill.train.eval.answering import Reader
+from gristmill.mixtures.schema.evaluation import Evaluate, Suite
 from gristmill.train.eval.intervals import (
     Estimate,
-    mean_with_interval,
     percentiles,
     resampled_means,
 )
 from gristmill.train.eval.likelihood import Request
-from gristmill.train.eval.tasks import Record, TaskError
+from gristmill.train.eval.task_files import Record, TaskError
+from gristmill.train.generation.language_model import LanguageModel
 from gristmill.train.loop.batch_plan import slices
 
 ORDER_SEED, SHOTS_SEED = 1337, 1234
@@ -160,26 +158,18 @@ def read_suite(section: Suite) -> dict[str, list[Record]]:
 
     Raises:
         TaskError: files are missing (all are listed), or an item lacks a field.
-        gristmill.dataprep.readers.sources.SourceError: the folder is empty.
     """
-    available = dict(outside_files(f"suite {section.suite}", section.path))
+    folder = as_path(section.path)
     tasks = known_suites()[section.suite].tasks
-    places = {
-        task.name: next(
-            (place for name, place in available.items() if name.endswith(task.file)),
-            None,
-        )
-        for task in tasks
-    }
-    if missing := sorted({task.file for task in tasks if places[task.name] is None}):
+    if missing := [task.file for task in tasks if not (folder / task.file).exists()]:
         raise TaskError(
-            f"suite {section.suite}: {section.path} lacks {', '.join(missing)}; "
-            "docs/suites.md says where they are from"
+            f"suite {section.suite}: {section.path} lacks "
+            f"{', '.join(sorted(set(missing)))}; docs/suites.md says where they are from"
         )
     suite = {}
     for task in tasks:
-        place = str(places[task.name])
-        items = list(read_items(task.file, as_path(place)))
+        place = folder / task.file
+        items = list(read_items(task.file, place))
         for number, item in enumerate(items, start=1):
             if missing := [name for name in FIELDS[task.kind] if name not in item]:
                 raise TaskError(
@@ -197,8 +187,23 @@ def read_suite(section: Suite) -> dict[str, list[Record]]:
     return suite
 
 
+def answer_suites(
+    language: LanguageModel,
+    section: Evaluate,
+    asked: Mapping[str, Mapping[str, Sequence[Record]]],
+) -> dict[str, dict[str, Any]]:
+    """Results of a model by suite, as JSON."""
+    seed, samples = section.key_seed, section.bootstrap_samples
+    return {
+        suite.suite: asdict(
+            answer_suite(language, suite, asked[suite.suite], seed, samples)
+        )
+        for suite in section.suites
+    }
+
+
 def answer_suite(
-    reader: Reader,
+    language: LanguageModel,
     section: Suite,
     asked: Mapping[str, Sequence[Record]],
     seed: int,
@@ -207,40 +212,35 @@ def answer_suite(
     """Evaluate one model on all tasks of a suite."""
     suite = known_suites()[section.suite]
     results = {}
-    drawn = []
+    resampled = []
     for number, task in enumerate(suite.tasks):
-        right = task_answers(reader, task, asked[task.name])
+        right = task_answers(language, task, asked[task.name])
         key = seeded_key(seed, section.suite, number)
-        accuracy = mean_with_interval(right, key, bootstrap_samples)
+        drawn = resampled_means(right[:, None], key, bootstrap_samples)[:, 0]
+        resampled.append(centred(drawn, task.baseline))
+        accuracy = float(right.mean())
         results[task.name] = SuiteTaskResult(
             items=len(right),
             shots=task.shots,
             baseline=task.baseline / 100,
-            accuracy=accuracy,
+            accuracy={"value": accuracy, **percentiles(drawn)},
             centred={
-                "value": float(centred(accuracy["value"], task.baseline)),
-                "low": float(centred(accuracy["low"], task.baseline)),
-                "high": float(centred(accuracy["high"], task.baseline)),
+                "value": centred(accuracy, task.baseline),
+                **percentiles(resampled[-1]),
             },
-        )
-        drawn.append(
-            centred(
-                resampled_means(right[:, None], key, bootstrap_samples)[:, 0],
-                task.baseline,
-            )
         )
     value = np.mean([result.centred["value"] for result in results.values()])
     return SuiteResult(
         title=suite.title,
         limit=section.limit,
         tasks=results,
-        score={"value": float(value), **percentiles(np.mean(drawn, axis=0))},
+        score={"value": float(value), **percentiles(np.mean(resampled, axis=0))},
         references=suite.references,
     )
 
 
 def task_answers(
-    reader: Reader, task: SuiteTask, items: Sequence[Record]
+    language: LanguageModel, task: SuiteTask, items: Sequence[Record]
 ) -> np.ndarray:
     """Correctness of a model on items: (n,) float64, 1 if right."""
     is_right: list[float] = []
@@ -248,11 +248,11 @@ def task_answers(
         numbers = range(part.start, part.stop)
         rendered_items = [rendered(task, items, number) for number in numbers]
         requests = [
-            requests_of(reader.encode, reader.prefix, task.kind, item.texts)
+            requests_of(language.encode, language.start, task.kind, item.texts)
             for item in rendered_items
         ]
         scores = iter(
-            reader.score([request for of_item in requests for request in of_item])
+            language.score([request for of_item in requests for request in of_item])
         )
         for item, item_requests in zip(rendered_items, requests, strict=True):
             item_scores = [next(scores) for _ in item_requests]

@@ -10,12 +10,14 @@ from datetime import datetime
 from pathlib import Path
 
 from gristmill.dataprep.examples.conversations import Message
+from gristmill.tokenize.chat_template import Clock, fixed_clock
 from gristmill.train.data.conversation_tokens import (
     TEMPLATE_FILE,
     Chat,
     ChatError,
 )
-from gristmill.train.eval.answering import open_reader
+from gristmill.train.distributed.process_groups import World
+from gristmill.train.eval.likelihood import Request, Score, score_requests
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 
@@ -32,18 +34,31 @@ class LanguageModel:
     """A model with its tokenizer.
 
     Attributes:
-        model: complete in this process.
-        prompt: text to continue -> ids.
+        model: complete in this process, or sharded over `world`.
+        encode: text -> ids without special tokens.
+        prompt: text to continue -> ids, with those that stood before a text in training
+            unless it begins with them.
         decode: ids -> text without special tokens.
+        start: id before a text without context: the tokenizer's start of text, or its
+            end without one.
         end: id that ends a text, and replaces an empty one.
         chat: format of conversations; None without a template.
+        world: processes of a sharded model, which can score but not generate.
     """
 
     model: Llama
+    encode: Callable[[str], list[int]]
     prompt: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
+    start: int
     end: int
     chat: Chat | None
+    world: World | None = None
+
+    @property
+    def length(self) -> int:
+        """Most ids of a row."""
+        return self.model.shape.sequence_length
 
     @property
     def stops(self) -> frozenset[int]:
@@ -51,6 +66,11 @@ class LanguageModel:
         return (
             frozenset({self.end}) if self.chat is None else self.chat.stops | {self.end}
         )
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Log-likelihoods of requests; a collective call if the model is sharded."""
+        device = next(self.model.parameters()).device
+        return score_requests(self.model, requests, self.length, device, self.world)
 
     def text_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a text to continue."""
@@ -62,12 +82,61 @@ class LanguageModel:
         Raises:
             ChatError: the tokenizer has no chat template, or it rejects the messages.
         """
+        return tuple(self.template.encode(messages, prompt=True).ids.tolist())
+
+    @property
+    def template(self) -> Chat:
+        """Format of conversations.
+
+        Raises:
+            ChatError: the tokenizer has no chat template.
+        """
         if self.chat is None:
             raise ChatError(
                 f"this model's tokenizer has no {TEMPLATE_FILE}, so it cannot answer "
                 "conversations; give it texts to continue"
             )
-        return tuple(self.chat.encode(messages, prompt=True).ids.tolist())
+        return self.chat
+
+
+def with_tokenizer(
+    model: Llama,
+    folder: Path,
+    world: World | None = None,
+    clock: Clock = fixed_clock,
+) -> LanguageModel:
+    """Combine a model with a tokenizer.
+
+    Args:
+        model: complete in this process, or sharded over `world`.
+        folder: of the tokenizer: output of the stage tokenizer, or an export.
+        world: processes of a sharded model.
+        clock: source of the date for chat templates that write it.
+    """
+    from gristmill.tokenize.encoding.tokenizer import (
+        configured_tokens,
+        load,
+        read_prompt_tokenizer,
+    )
+
+    text = load(folder)
+    tokenizer = read_prompt_tokenizer(folder, model.shape.follows_end)
+    begin = tokenizer.decode(tokenizer.encode("").ids, skip_special_tokens=False)
+    bos = configured_tokens(folder).get("bos_token", "")
+    start = text.special_ids.get(bos, text.eos)
+
+    def encode(string: str) -> list[int]:
+        return tokenizer.encode(string, add_special_tokens=False).ids
+
+    def prompt(string: str) -> list[int]:
+        is_begun = string.startswith(begin)
+        return tokenizer.encode(string, add_special_tokens=not is_begun).ids
+
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    chat = Chat(folder, clock) if (folder / TEMPLATE_FILE).exists() else None
+    return LanguageModel(model, encode, prompt, decode, start, text.eos, chat, world)
 
 
 def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
@@ -85,17 +154,14 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
     import torch
 
     model = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
-    reader = open_reader(model, tokenizer)
-    has_chat = (tokenizer / TEMPLATE_FILE).exists()
-    chat = Chat(tokenizer, datetime.now) if has_chat else None
-    (end,) = reader.stops
-    highest = max([reader.prefix, end, *(chat.stops if chat else ())])
+    language = with_tokenizer(model, tokenizer, clock=datetime.now)
+    highest = max(language.start, *language.stops)
     if highest >= model.shape.vocab_size:
         raise VocabularyError(
             f"{tokenizer} has the id {highest}, the model in {folder} only "
             f"{model.shape.vocab_size} ids: they do not belong together"
         )
-    return LanguageModel(model, reader.prompt, reader.decode, end, chat)
+    return language
 
 
 class TextStream:

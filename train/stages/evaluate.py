@@ -9,10 +9,9 @@ differences per task between models; and task items that occur in the training s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Required, TypedDict
+from typing import TYPE_CHECKING, Required, TypedDict
 
 import torch
 
@@ -21,15 +20,9 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import CONTINUING
 from gristmill.mixtures.schema.evaluation import Evaluate
 from gristmill.mixtures.schema.pretrain import Pretrain
-from gristmill.tokenize.encoding.tokenizer import read_prompt_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.distributed.process_groups import make_deterministic
-from gristmill.train.eval.answering import (
-    Result,
-    answer_tasks,
-    open_reader,
-)
 from gristmill.train.eval.held_out import (
     read_token_bytes,
     score_documents,
@@ -40,13 +33,17 @@ from gristmill.train.eval.intervals import (
 )
 from gristmill.train.eval.leaked_items import effect, item_coverage
 from gristmill.train.eval.masked_tokens import hidden_token_metrics
-from gristmill.train.eval.suites import answer_suite, read_suite
-from gristmill.train.eval.tasks import read_task
+from gristmill.train.eval.suites import answer_suites, read_suite
+from gristmill.train.eval.tasks import answer_tasks, open_tasks
+from gristmill.train.generation.language_model import LanguageModel, with_tokenizer
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
+
+if TYPE_CHECKING:
+    from gristmill.train.eval.harness import Result
 
 Sources = Mapping[str, Mapping[str, object]]
 """Metrics of held-out rows, by source."""
@@ -101,11 +98,11 @@ def run(
         pretraining = Pretrain.model_validate(config[READS])
         trained = rows_read(packed, pretraining, inputs["pretrain"])
     tokenizer = inputs["tokenizer"]
-    task_items = {task.name: read_task(task) for task in section.tasks}
+    tasks = open_tasks(section.tasks)
     suites = {str(suite.suite): read_suite(suite) for suite in section.suites}
     names = [name for name in MODELS if name in inputs]
     models: dict[str, ModelEvaluation] = {}
-    answered: dict[str, dict[str, Result]] = {}
+    answered: dict[str, Mapping[str, Result]] = {}
     for number, name in enumerate(names):
         model = load_model(
             inputs[name] / MODEL, str(device), runs_own_code=True, kind=None
@@ -116,8 +113,8 @@ def run(
             answered[name] = {}
             models[name] = {"sources": sources, "tasks": {}, "samples": []}
         else:
-            reader = open_reader(model, tokenizer)
-            answered[name] = answer_tasks(reader, section, task_items)
+            language = with_tokenizer(model, tokenizer)
+            answered[name] = answer_tasks(language, section, tasks)
             models[name] = {
                 "sources": sources,
                 "tasks": {
@@ -125,30 +122,22 @@ def run(
                 },
             }
             if section.suites:
-                models[name]["suites"] = {
-                    suite.suite: asdict(
-                        answer_suite(
-                            reader,
-                            suite,
-                            suites[suite.suite],
-                            section.key_seed,
-                            section.bootstrap_samples,
-                        )
-                    )
-                    for suite in section.suites
-                }
+                models[name]["suites"] = answer_suites(language, section, suites)
             models[name]["samples"] = sample(
-                model, tokenizer, section, asked=name not in CONTINUING
+                language, section, asked=name not in CONTINUING
             )
         context.progress(number + 1, len(names), "models")
     evaluation: Evaluation = {
         "models": models,
         "differences": differences(answered, section),
     }
-    if section.contamination is not None and trained is not None and task_items:
+    if section.contamination is not None and trained is not None and tasks:
         decode = Chat(tokenizer).tokenizer.decode_batch
+        questions = {
+            name: texts for task in tasks for name, texts in task.questions().items()
+        }
         share = item_coverage(
-            trained, decode, task_items, section.contamination, section.key_seed
+            trained, decode, questions, section.contamination, section.key_seed
         )
         evaluation["contamination"] = {
             model_name: {
@@ -160,6 +149,7 @@ def run(
                     section.bootstrap_samples,
                 )
                 for task, result in results.items()
+                if task in share
             }
             for model_name, results in answered.items()
         }
@@ -219,31 +209,29 @@ def measure_sources(
 
 
 def sample(
-    model: Llama, tokenizer: Path, section: Evaluate, asked: bool
+    language: LanguageModel, section: Evaluate, asked: bool
 ) -> list[dict[str, str]]:
     """Completions of each prompt: the answer to it if `asked`, else the continuation of
     a document.
     """
     if not section.prompts:
         return []
-    chat = Chat(tokenizer)
     if asked:
         prompts = [
-            chat.encode([{"role": "user", "content": prompt}], prompt=True).ids.tolist()
+            language.chat_prompt([{"role": "user", "content": prompt}])
             for prompt in section.prompts
         ]
     else:
-        text = read_prompt_tokenizer(tokenizer, model.shape.follows_end)
-        prompts = [text.encode(prompt).ids for prompt in section.prompts]
+        prompts = [language.text_prompt(prompt) for prompt in section.prompts]
     completions = generate(
-        model,
+        language.model,
         prompts,
         section.max_new_tokens,
-        chat.stops,
+        language.stops,
         section.temperature,
         section.key_seed,
     )
     return [
-        {"prompt": prompt, "completion": chat.decode(new)}
+        {"prompt": prompt, "completion": language.decode(new)}
         for prompt, new in zip(section.prompts, completions, strict=True)
     ]

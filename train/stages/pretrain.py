@@ -21,8 +21,9 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.row_provenance import known_of
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import process_group
-from gristmill.train.eval.answering import InLoopTasks, open_reader
 from gristmill.train.eval.held_out import Validation, read_token_bytes
+from gristmill.train.eval.tasks import InLoopTasks
+from gristmill.train.generation.language_model import with_tokenizer
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.prefetch import reading_threads
@@ -131,7 +132,7 @@ def run(
             )
             tasks = InLoopTasks(
                 section.tasks,
-                open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
+                with_tokenizer(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
                 section.evaluate_every or section.validate_every,
                 section.steps,
             )
