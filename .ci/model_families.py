@@ -63,7 +63,9 @@ weights or adapters, on one process or sharded (`engine.parallel.shard`). Not wi
 `engine.compute.compile`, and tensor or context parallelism; each is an error that says so. Losses need no
 logits of all positions at once, where the class computes logits as products with the output matrix, also with a bias,
 a factor or a softcap; this is measured on the model before the first step. Dropout is off, and experts get no balancing
-loss. Files are read tensor by tensor, except the experts that transformers joins.
+loss. Files are read tensor by tensor, except the experts that transformers joins. Of models that read images too (Gemma 3
+and 4, Llama 4, Mistral 3, Qwen 3.5 ... as they are published), the part for text is trained; the other weights and the
+settings of the processor are exported as they were.
 
 Each row was tried with {version} on a tiny model with random weights: logits equal those of `from_pretrained`, and
 an untrained export has the names, values and configuration of the loaded folder. Documents of a packed row are always

@@ -45,9 +45,7 @@ def rows() -> Iterator[Row]:
             ROWS * LENGTH, world, lambda: layout(read, 0), lambda: collator(examples)
         )
         yield row("masking, vs transformers' collator", ours, peer, "tokens/s")
-        peer_step = hf_step(
-            module_of(shape.config, shape.kind), world, lambda: collator(examples)
-        )
+        peer_step = hf_step(module_of(shape.config), world, lambda: collator(examples))
         ours, peer = per_second(
             ROWS * LENGTH,
             world,

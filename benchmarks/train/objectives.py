@@ -129,7 +129,7 @@ def decoder_step(shape: Shape, laid: Laid, world: World) -> Action:
 def encoder_step(shape: TransformersShape, laid: Laid, world: World) -> Action:
     """Return a step of the class of transformers of a shape."""
     config = {**shape.config, "pad_token_id": PAD, "decoder_start_token_id": PAD}
-    return _step(module_of(config, shape.kind), laid, world)
+    return _step(module_of(config), laid, world)
 
 
 def _step(model: Any, laid: Laid, world: World, **more: torch.Tensor) -> Action:

@@ -7,7 +7,6 @@ Everything runs on the CPU in float32, without a network.
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from gristmill.core.files import read_json
 from gristmill.flows.models.find_model import ModelFolders
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
@@ -24,7 +24,8 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.schema.evaluation import Export
 from gristmill.train.generation.language_model import with_tokenizer
 from gristmill.train.generation.scheduler import generate
-from gristmill.train.models.weights import load_model
+from gristmill.train.models.transformers_decoder import auto_class_of
+from gristmill.train.models.weights import SHAPE_FILE, load_model
 from gristmill.train.stages.export import write_folder
 
 NEW_TOKENS = 16
@@ -73,7 +74,7 @@ def compare_with_transformers(model: ModelFolders) -> list[Finding]:
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     with tempfile.TemporaryDirectory() as temporary:
         folder = model.weights
-        if "model_type" not in json.loads((folder / "config.json").read_bytes()):
+        if "model_type" not in read_json(folder / SHAPE_FILE):
             folder = Path(temporary) / "exported"
             write_folder(model.weights, model.tokenizer, Export(), folder)
         return list(_findings(folder))
@@ -84,13 +85,18 @@ def _findings(folder: Path) -> Iterator[Finding]:
     """Compare logits of random ids, ids of a text, and the greedy continuation of a
     prompt. No code of the folder is run.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
 
     language = with_tokenizer(load_model(folder), folder)
-    theirs = AutoModelForCausalLM.from_pretrained(
+    auto_class = getattr(
+        transformers, auto_class_of(read_json(folder / SHAPE_FILE)).name
+    )
+    theirs = auto_class.from_pretrained(
         folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     ).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False
+    )
     shape = language.model.shape
     ids = torch.randint(
         shape.vocab_size,

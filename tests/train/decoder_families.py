@@ -25,6 +25,47 @@ SIZES = {
 HEADS = {"head_dim": 8}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+GATED_DELTA = {
+    **HEADS,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+LLAMA_4 = {
+    **HEADS,
+    **EXPERTS,
+    "intermediate_size_mlp": 48,
+    "attention_chunk_size": 6,
+    "layer_types": ["chunked_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+    "interleave_moe_layer_step": 2,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 4,
+    "out_hidden_size": 32,
+    "patch_size": 8,
+    "deepstack_visual_indexes": [0],
+}
+QWEN_IMAGES = {
+    "image_token_id": 390,
+    "video_token_id": 391,
+    "vision_start_token_id": 392,
+    "vision_end_token_id": 393,
+}
+SECTIONS = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", {**HEADS, **WINDOWS, "query_pre_attn_scalar": 8}),
     "gemma3_text": (
@@ -63,18 +104,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
-    "llama4_text": (
-        "Llama4TextConfig",
-        {
-            **HEADS,
-            **EXPERTS,
-            "intermediate_size_mlp": 48,
-            "attention_chunk_size": 6,
-            "layer_types": ["chunked_attention", "full_attention"],
-            "no_rope_layers": [1, 0],
-            "interleave_moe_layer_step": 2,
-        },
-    ),
+    "llama4_text": ("Llama4TextConfig", LLAMA_4),
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
     "granite": ("GraniteConfig", {"logits_scaling": 4.0, "residual_multiplier": 0.5}),
     "cohere": ("CohereConfig", {"logit_scale": 0.25}),
@@ -93,12 +123,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": (
         "Qwen3NextConfig",
         {
-            **HEADS,
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
+            **GATED_DELTA,
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 16,
@@ -120,10 +145,85 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "n_groups": 1,
         },
     ),
+    "gemma3": (
+        "Gemma3Config",
+        {
+            "text_config": {
+                **SIZES,
+                **HEADS,
+                **WINDOWS,
+                "query_pre_attn_scalar": 8,
+            },
+            "vision_config": VISION,
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "gemma4": (
+        "Gemma4Config",
+        {
+            "text_config": {
+                **SIZES,
+                **HEADS,
+                "global_head_dim": 16,
+                "pad_token_id": 1,
+                "vocab_size_per_layer_input": VOCAB,
+                "hidden_size_per_layer_input": 8,
+            },
+            "vision_config": None,
+            "audio_config": None,
+        },
+    ),
+    "llama4": (
+        "Llama4Config",
+        {
+            "text_config": {**SIZES, **LLAMA_4},
+            "vision_config": {
+                **VISION,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+            },
+        },
+    ),
+    "mistral3": (
+        "Mistral3Config",
+        {
+            "text_config": {**SIZES, **HEADS, "model_type": "mistral"},
+            "vision_config": {**VISION, **HEADS, "model_type": "pixtral"},
+        },
+    ),
+    "qwen3_5": (
+        "Qwen3_5Config",
+        {
+            "text_config": {**SIZES, **GATED_DELTA},
+            "vision_config": QWEN_VISION,
+            **QWEN_IMAGES,
+        },
+    ),
+    "qwen3_vl": (
+        "Qwen3VLConfig",
+        {
+            "text_config": {**SIZES, **HEADS, "rope_parameters": SECTIONS},
+            "vision_config": QWEN_VISION,
+            **QWEN_IMAGES,
+        },
+    ),
 }
-"""Family -> its configuration in transformers, and further settings."""
+"""Family -> its configuration in transformers, and further settings. Those with a
+`text_config` read images too.
+"""
 SEPARATED = set(FAMILIES) - {
-    *("bloom", "falcon", "gpt_oss", "lfm2", "mamba2", "nemotron_h", "opt", "qwen3_next")
+    *(
+        "bloom",
+        "falcon",
+        "gpt_oss",
+        "lfm2",
+        "mamba2",
+        "nemotron_h",
+        "opt",
+        "qwen3_next",
+    ),
+    "qwen3_5",
 }
 """Families whose classes compute each document of a row as if it were alone."""
 
@@ -133,9 +233,16 @@ def tiny_decoder(family: str) -> Any:
     import transformers
 
     kind, further = FAMILIES[family]
+    reads_images = "text_config" in further
+    sizes = {} if reads_images else SIZES
+    auto: Any = (
+        transformers.AutoModelForImageTextToText
+        if reads_images
+        else transformers.AutoModelForCausalLM
+    )
     torch.manual_seed(1)
-    config = getattr(transformers, kind)(**{**SIZES, **further})
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    config = getattr(transformers, kind)(**{**sizes, **further})
+    model = auto.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:

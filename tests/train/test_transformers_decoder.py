@@ -109,9 +109,11 @@ def sft_config(tmp_path: Path) -> dict[str, Any]:
 
 
 def hf_model(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    (name,) = read_json(folder / "config.json")["architectures"]
+    kind = getattr(transformers, name)
+    return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def random_ids(rows: int, tokens: int) -> torch.Tensor:
@@ -391,7 +393,7 @@ def test_pretraining_continues_resumes_to_the_same_bits_and_merges(
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("family", ["gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "deepseek_v3"])
 def test_two_ranks_train_the_same_model(
     run_stage: Any,
     pretrain_config: dict[str, Any],
@@ -474,7 +476,7 @@ def test_adapters_resume_to_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma2", "phi3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "phi3"])
 def test_adapters_are_those_of_peft(
     run_stage: Any,
     given_model: Any,
@@ -497,8 +499,30 @@ def test_adapters_are_those_of_peft(
         torch.testing.assert_close(model(ids), theirs, rtol=0, atol=1e-4)
     assert float((theirs - base).abs().max()) > 0.01
     layers = read_json(tmp_path / "sft" / "data" / "adapter" / "adapter_config.json")
+    assert not any(
+        "vision" in name for name, _ in adapted.named_parameters() if "lora" in name
+    )
     if family == "phi3":
         assert {"qkv_proj", "gate_up_proj"} < set(layers["target_modules"])
+
+
+@pytest.mark.slow
+def test_part_for_images_is_kept(
+    run_stage: Any, given_model: Any, sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "do_resize": True}
+    write_json(tmp_path / "qwen3_vl" / "preprocessor_config.json", processor)
+    given = given_model("qwen3_vl")
+    run_stage("sft", given, sft_config, tmp_path / "sft")
+    trained = {"tokenizer": given["tokenizer"], "sft": tmp_path / "sft" / "data"}
+    run_stage("export", trained, {"dtype": "fp32"}, tmp_path / "export")
+    out = tmp_path / "export" / "data"
+    before = load_file(tmp_path / "qwen3_vl" / "model.safetensors")
+    after = load_file(out / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "visual" not in name}
+    assert read_json(out / "preprocessor_config.json") == processor
+    assert "AutoModelForImageTextToText" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

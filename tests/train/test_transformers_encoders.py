@@ -30,7 +30,7 @@ from gristmill.train.models.model_config import (
 )
 from gristmill.train.models.transformer import configure
 from gristmill.train.models.transformers_decoder import (
-    AUTO_CLASSES,
+    auto_class_of,
     initial_tensors,
 )
 from gristmill.train.models.weights import (
@@ -109,7 +109,7 @@ def test_logits_and_exported_files_are_those_of_transformers(
     config = read_json(exported / "config.json")
     for name, value in read_json(tmp_path / "published" / "config.json").items():
         assert value in (None, config[name]), name
-    auto_class = getattr(transformers, AUTO_CLASSES[ours.shape.kind][0])
+    auto_class = getattr(transformers, auto_class_of(config).name)
     reloaded = auto_class.from_pretrained(exported).eval()
     assert torch.equal(logits_of(reloaded, ids), expected)
 

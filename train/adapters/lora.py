@@ -101,15 +101,16 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     """
     model.requires_grad_(False)
     targets = lora.targets or get_args(LinearLayer)
-    blocks: list[nn.Module] = []
-    if isinstance(model, TransformersModule) and not lora.targets:
-        blocks = model.blocks
+    is_foreign = isinstance(model, TransformersModule)
+    blocks: list[nn.Module] = model.blocks if is_foreign else [model]
     of_blocks = {module for block in blocks for module in block.modules()}
+    takes_all = is_foreign and not lora.targets
     target_layers = [
         (name, module)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
-        and (name.rpartition(".")[2] in targets or module in of_blocks)
+        and module in of_blocks
+        and (takes_all or name.rpartition(".")[2] in targets)
     ]
     missing = set(targets) - {name.rpartition(".")[2] for name, _ in target_layers}
     if not target_layers or (lora.targets and missing):

@@ -45,11 +45,11 @@ def save_adapter(
         for name, tensor in tensors.items()
         if is_adapter(name)
     }
-    layers = {
-        name.removesuffix(f".{DOWN}").rpartition(".")[2]
-        for name in tensors
-        if name.endswith(DOWN)
-    }
+    adapted = {name.removesuffix(f".{DOWN}") for name in tensors if name.endswith(DOWN)}
+    layers = {module.rpartition(".")[2] for module in adapted}
+    modules = {name.removesuffix(".weight") for name in tensors} - adapted
+    # A part for images may have layers of the same names without adapters.
+    is_shared = any(module.rpartition(".")[2] in layers for module in modules)
     # PEFT has no key for a quantised base, which the README describes.
     config = {
         "peft_type": "LORA",
@@ -60,7 +60,7 @@ def save_adapter(
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
         "lora_dropout": 0.0,
-        "target_modules": sorted(layers),
+        "target_modules": sorted(adapted if is_shared else layers),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

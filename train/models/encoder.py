@@ -248,5 +248,5 @@ def classifier_shape(
         "id2label": {str(number): name for number, name in enumerate(classes)},
         "label2id": {name: number for number, name in enumerate(classes)},
     }
-    shape = module_shape(config, encoder.generation)
+    shape = module_shape(config, encoder.files)
     return replace(shape, sequence_length=encoder.sequence_length)

@@ -101,9 +101,8 @@ def shape_from_hf(config: ConfigJson) -> Shape:
     family = config.get("model_type")
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(
-            f"config.json: model_type {family!r} is neither computed here (these are: "
-            f"{describe_families()}) nor a language model of the installed "
-            "transformers; code of the folder (auto_map) is never run"
+            f"config.json: model_type {family!r} is none of the own decoder's: "
+            f"{describe_families()}"
         )
     sizes = {*SIZES.values(), "rms_norm_eps"} - {"intermediate_size"}
     if missing := sorted(name for name in sizes if config.get(name) is None):

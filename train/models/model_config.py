@@ -276,13 +276,14 @@ class TransformersShape(ForeignShape):
     Attributes:
         kind: of its prediction.
         config: content of its config.json.
-        generation: content of its generation_config.json.
+        files: content of its other JSON files by name: generation_config.json and those
+            of a processor of images.
         context: maximum row length that its config.json allows; None if any.
         multiplied: weights that every token is multiplied by, of experts all; of an encoder-decoder weighted by `ENCODED` and `DECODED`.
     """
 
     config: dict[str, Any]
-    generation: dict[str, Any]
+    files: dict[str, Any]
     vocab_size: int
     sequence_length: int
     context: int | None

@@ -35,6 +35,7 @@ from gristmill.train.models.model_config import (
     ConfigJson,
     Kind,
     TransformersShape,
+    UnknownArchitectureError,
     WeightsError,
 )
 from gristmill.train.models.tensor_files import (
@@ -47,20 +48,62 @@ from gristmill.train.models.transformer import Head, logits_head
 from gristmill.train.objectives.losses import Output, Softcapped
 
 GENERATION_FILE = "generation_config.json"
-AUTO_CLASSES: dict[Kind, tuple[str, str]] = {
-    "encoder_decoder": (
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+"""Files of models that read images, which are exported as they are."""
+
+
+class AutoClass(NamedTuple):
+    """Automatic class of transformers.
+
+    Attributes:
+        kind: of the models that it loads.
+        name: of the class.
+        mapping: name of the classes of its families.
+        task: of the models in the Hub.
+    """
+
+    kind: Kind
+    name: str
+    mapping: str
+    task: str
+
+
+CAUSAL_LM = AutoClass(
+    "decoder",
+    "AutoModelForCausalLM",
+    "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "text-generation",
+)
+AUTO_CLASSES = (
+    AutoClass(
+        "encoder_decoder",
         "AutoModelForSeq2SeqLM",
         "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+        "text2text-generation",
     ),
-    "encoder": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING"),
-    "decoder": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
-    "classifier": (
+    AutoClass(
+        "encoder", "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING", "fill-mask"
+    ),
+    AutoClass(
+        "decoder",
+        "AutoModelForImageTextToText",
+        "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+        "image-text-to-text",
+    ),
+    CAUSAL_LM,
+    AutoClass(
+        "classifier",
         "AutoModelForSequenceClassification",
         "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+        "text-classification",
     ),
-}
-"""Kind of model -> its automatic class of transformers, and the classes of its
-families. BART's class is of the first two kinds.
+)
+"""In order: BART's class is of the first two. Of models that read images, the part for
+text is trained, and all is kept.
 """
 UNLIMITED_CONTEXT = 8192
 """Row length of a module without a limit, such as Mamba 2, before it is trained on
@@ -191,6 +234,14 @@ class TransformersModule(nn.Module):
         return super().train(False)
 
     @property
+    def text_parts(self) -> list[nn.Module]:
+        """Parts that compute logits of text: all but those that read images."""
+        module: Any = self
+        if module.config.get_text_config() is module.config:
+            return [self]
+        return [module.get_decoder(), module.get_output_embeddings()]
+
+    @property
     def blocks(self) -> list[nn.Module]:
         """Layers that are sharded and recomputed one by one."""
         module: Any = self
@@ -198,7 +249,8 @@ class TransformersModule(nn.Module):
         embedding = module.get_input_embeddings()
         return [
             part
-            for part in self.modules()
+            for text_part in self.text_parts
+            for part in text_part.modules()
             # fully_shard adds the prefix
             if type(part).__name__.removeprefix("FSDP") in names
             # The output layer may share the weights of the embedding.
@@ -241,27 +293,32 @@ class TransformersDecoder(TransformersModule):
         return logits_head(hidden[:, -1], matrix), getattr(output, self.cache_name)
 
 
-def kind_of(config: ConfigJson) -> Kind | None:
-    """Kind of the model of a config.json, if the installed transformers has it; code of
-    the folder (`auto_map`) is never run.
+def auto_class_of(config: ConfigJson) -> AutoClass:
+    """Automatic class for a config.json; code of its folder (`auto_map`) is never run.
+
+    Raises:
+        UnknownArchitectureError: the installed transformers lacks its model.
     """
     from transformers.models.auto import modeling_auto
 
     family = config.get("model_type", "")
     pretraining = modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.get(family)
-    for kind, (_, mapping) in AUTO_CLASSES.items():
-        name = getattr(modeling_auto, f"{mapping}_NAMES").get(family)
+    for auto_class in AUTO_CLASSES:
+        name = getattr(modeling_auto, f"{auto_class.mapping}_NAMES").get(family)
         if name and {name, pretraining} & {*(config.get("architectures") or [name])}:
-            return kind
-    return None
+            return auto_class
+    raise UnknownArchitectureError(
+        f"config.json: the installed transformers has no language model of model_type "
+        f"{family!r} and architectures {config.get('architectures')}; code of the folder "
+        "(auto_map) is never run"
+    )
 
 
-def module_shape(config: ConfigJson, generation: ConfigJson) -> TransformersShape:
-    """Shape of a config.json and generation_config.json that transformers can load."""
-    kind = kind_of(config)
-    assert kind is not None
+def module_shape(config: ConfigJson, files: ConfigJson) -> TransformersShape:
+    """Shape of a config.json that transformers can load, and of other JSON files."""
+    kind = auto_class_of(config).kind
     with torch.device("meta"):
-        model = module_of(config, kind)
+        model = module_of(config)
     text = model.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     heads = getattr(text, "num_attention_heads", None) or 0
@@ -283,7 +340,7 @@ def module_shape(config: ConfigJson, generation: ConfigJson) -> TransformersShap
         matrix_parameters = round(ENCODED * of_encoder + DECODED * of_decoder)
     return TransformersShape(
         config=dict(config),
-        generation=dict(generation),
+        files=dict(files),
         kind=kind,
         vocab_size=text.vocab_size,
         sequence_length=context or UNLIMITED_CONTEXT,
@@ -306,17 +363,17 @@ def _parsed(config: ConfigJson) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def module_of(config: ConfigJson, kind: Kind) -> Any:
+def module_of(config: ConfigJson) -> Any:
     """Model of transformers of a config.json, with random weights in float32; kernels
     are chosen by its class.
     """
     import transformers
 
     parsed = _parsed(config)
-    auto_class, mapping = AUTO_CLASSES[kind]
-    model_class = getattr(transformers, mapping)[type(parsed)]
+    auto_class = auto_class_of(config)
+    model_class = getattr(transformers, auto_class.mapping)[type(parsed)]
     attention = "sdpa" if model_class._supports_sdpa else "eager"
-    model = getattr(transformers, auto_class).from_config(
+    model = getattr(transformers, auto_class.name).from_config(
         parsed, dtype=torch.float32, attn_implementation=attention
     )
     if not getattr(parsed, "scale_decoder_outputs", True):
@@ -349,7 +406,7 @@ def build_module(
     hook = nn.modules.module.register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
     try:
         with torch.device("cpu"):
-            model = module_of(shape.config, shape.kind)
+            model = module_of(shape.config)
     finally:
         hook.remove()
     kind = type(model)
@@ -359,6 +416,9 @@ def build_module(
     model.reads_positions = "position_ids" in takes
     model.cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
     built: TransformersModule = model
+    of_text = {weight for part in built.text_parts for weight in part.parameters()}
+    for parameter in built.parameters():
+        parameter.requires_grad_(parameter in of_text)
     return built
 
 
@@ -371,7 +431,7 @@ def initial_tensors(shape: TransformersShape, seed: int) -> TensorOf:
     def tensors() -> dict[str, Tensor]:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(seed)
-            state: dict[str, Tensor] = module_of(shape.config, shape.kind).state_dict()
+            state: dict[str, Tensor] = module_of(shape.config).state_dict()
         return state
 
     return lambda name, size: tensors()[name]
@@ -405,9 +465,7 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
     from transformers.core_model_loading import WeightRenaming
 
     with torch.device("meta"):
-        rules = get_model_conversion_mapping(
-            module_of(shape.config, shape.kind), add_legacy=False
-        )
+        rules = get_model_conversion_mapping(module_of(shape.config), add_legacy=False)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     conversions = [rule for rule in rules if rule not in renamings]
     index = folder / INDEX_FILE
@@ -431,7 +489,7 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
                 f"{folder} is not on this machine, where transformers converts the "
                 f"tensors of {shape.family}; copy it to a local folder"
             )
-        auto_class = getattr(transformers, AUTO_CLASSES[shape.kind][0])
+        auto_class = getattr(transformers, auto_class_of(shape.config).name)
         model, report = auto_class.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -548,7 +606,10 @@ def write_module(
             name: special_ids[name] for name in nulls & special_ids.keys()
         }
     model.config = _parsed(config)
-    generation = {"eos_token_id": config.get("eos_token_id"), **shape.generation}
+    generation = {
+        "eos_token_id": config.get("eos_token_id"),
+        **shape.files.get(GENERATION_FILE, {}),
+    }
     if shape.kind == "encoder_decoder":
         generation = {name: config.get(name) for name in special_ids} | generation
     ends = generation["eos_token_id"]
@@ -557,4 +618,6 @@ def write_module(
         generation["eos_token_id"] = [*known, *sorted(added)]
     model.generation_config = GenerationConfig.from_dict(generation)
     model.save_pretrained(folder, max_shard_size=most_bytes)
+    for name in shape.files.keys() - {GENERATION_FILE}:
+        write_json(folder / name, shape.files[name])
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -45,11 +45,11 @@ from gristmill.train.models.tensor_files import TensorFile, ready, write_tensors
 from gristmill.train.models.tensor_files import TensorOf as TensorOf
 from gristmill.train.models.transformers_decoder import (
     GENERATION_FILE,
+    PROCESSOR_FILES,
     TransformersModule,
     check_module,
     check_published,
     initial_tensors,
-    kind_of,
     module_shape,
     published_tensors,
 )
@@ -220,17 +220,19 @@ def read_shape(
             try:
                 return shape_from_hf(config)
             except UnknownArchitectureError:
-                if implementation == "own" or kind_of(config) is None:
+                if implementation == "own":
                     raise
         if "quantization_config" in config:
             raise WeightsError(
                 f"{folder} holds quantised weights (`quantization_config`), which are "
                 "not trained; save it dequantised with transformers first"
             )
-        generation = folder / GENERATION_FILE
-        return module_shape(
-            config, read_json(generation) if generation.exists() else {}
-        )
+        files = {
+            name: read_json(folder / name)
+            for name in (GENERATION_FILE, *PROCESSOR_FILES)
+            if (folder / name).exists()
+        }
+        return module_shape(config, files)
     except (UnknownArchitectureError, WeightsError):
         raise
     except ShapeError as error:

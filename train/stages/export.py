@@ -43,7 +43,12 @@ from gristmill.train.models.tensor_files import (
     TensorFile,
     write_model,
 )
-from gristmill.train.models.transformers_decoder import GENERATION_FILE, write_module
+from gristmill.train.models.transformers_decoder import (
+    CAUSAL_LM,
+    GENERATION_FILE,
+    auto_class_of,
+    write_module,
+)
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.masked_rows import mask_token
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
@@ -66,15 +71,6 @@ START_NOTE = (
     "Texts begin with `{start}`, which `tokenizer(text)` adds; the chat template writes "
     "the beginning of a conversation itself."
 )
-LOADERS = {
-    "decoder": ("text-generation", "AutoModelForCausalLM"),
-    "encoder": ("fill-mask", "AutoModelForMaskedLM"),
-    "encoder_decoder": ("text2text-generation", "AutoModelForSeq2SeqLM"),
-    "classifier": ("text-classification", "AutoModelForSequenceClassification"),
-}
-"""Kind of model -> the task of its card, and the class of transformers that loads
-it.
-"""
 
 
 class CardSource(TypedDict, total=False):
@@ -381,9 +377,10 @@ def model_card(
     kind = shape.kind.replace("_", "-")
     if isinstance(shape, TransformersShape):
         family, width = shape.family, shape.config.get("hidden_size", "of its config")
+        auto_class = auto_class_of(shape.config)
     else:
         family, width = family_of(shape), shape.width
-    task, loader = LOADERS[shape.kind]
+        auto_class = CAUSAL_LM
     sources = (
         [
             "## Sources",
@@ -400,7 +397,7 @@ def model_card(
         [
             "---",
             "library_name: transformers",
-            f"pipeline_tag: {task}",
+            f"pipeline_tag: {auto_class.task}",
             "---",
             "",
             f"# {name}",
@@ -411,9 +408,9 @@ def model_card(
             f"stage: {stage}; weights in {dtype}.",
             "",
             "```python",
-            f"from transformers import {loader}, AutoTokenizer",
+            f"from transformers import {auto_class.name}, AutoTokenizer",
             "",
-            f'model = {loader}.from_pretrained("path/to/this/folder")',
+            f'model = {auto_class.name}.from_pretrained("path/to/this/folder")',
             'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
             "```",
             "",
