@@ -81,7 +81,7 @@ TRIED_ENCODERS = """
 
 Trained here are ModernBERT (`pretrain.masked`), BERT (`masked: {shape: bert}`) and T5 1.1 (`pretrain.span_corruption`);
 `init_from` takes these, and others that transformers loads as masked or sequence-to-sequence language models. They work
-in `pretrain`, `evaluate` and `export`, encoders in `sft: {task: classify}` too, on one process or sharded. What the decoders above say of logits, exports,
+in `pretrain`, `evaluate` and `export`, and with `sft.task` in `sft`, on one process or sharded. What the decoders above say of logits, exports,
 dropout and masks holds for these too, but of masked tokens alone are logits computed.
 
 | `model_type` | class | masks |

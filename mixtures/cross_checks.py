@@ -50,6 +50,8 @@ ENCODERS = {
     "ul2": "encoder-decoder, which fills in hidden spans and cannot write",
 }
 """Objectives of `pretrain` -> the model that they train, which does not write text."""
+TASKS = {"masked": "classify", "span_corruption": "text2text", "ul2": "text2text"}
+"""Objectives of `pretrain` -> the task of `sft` that such a model can be tuned for."""
 NEED_ITS_LAYERS = {
     "parallel": ("tensor", "context"),
     "compute": ("compile", "activation_checkpointing"),
@@ -81,7 +83,7 @@ def contradictions(raw: RawSection) -> Iterator[tuple[Location, str]]:
         _reinforcement_problems,
         _own_model_problems,
         _encoder_problems,
-        _classifier_problems,
+        _other_task_problems,
         _prefix_problems,
         _span_problems,
         _language_problems,
@@ -319,7 +321,9 @@ def _encoder_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
             (stage,)
             for stage in NEED_A_WRITER
             if stage in _given(raw)
-            and not (objective == "masked" and stage == "sft" and _classifies(raw))
+            and not (
+                stage == "sft" and inside(raw, "sft").get("task") in TASKS.values()
+            )
         ]
         conflicts += [
             (section, key)
@@ -347,30 +351,30 @@ def _encoder_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
         return
 
 
-def _classifies(raw: RawSection) -> bool:
-    """Return True if fine-tuning trains a classifier."""
-    return inside(raw, "sft").get("task") == "classify"
-
-
-def _classifier_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
-    """Yield sections that a classifier cannot serve, and a start that is not an
-    encoder.
+def _other_task_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
+    """Yield sections that a fine-tuned encoder or encoder-decoder cannot serve, and a
+    start that is of another kind.
     """
-    if not _classifies(raw):
+    task = inside(raw, "sft").get("task", "chat")
+    if task == "chat":
         return
-    for stage in ("reward", "dpo", "rl", "evaluate"):
+    stages = ("reward", "dpo", "rl", *(("evaluate",) if task == "classify" else ()))
+    for stage in stages:
         if stage in _given(raw):
             yield (
                 (stage,),
-                "needs a model of text, but sft.task is classify; remove one of the "
-                "two (sft.holdout measures a classifier)",
+                f"needs a decoder, but sft.task is {task}; remove one of the two "
+                "(sft.holdout measures the task)",
             )
-    pretrain = raw.get("pretrain")
-    if pretrain is not None and inside(raw, "pretrain").get("masked") is None:
+    pretrain = inside(raw, "pretrain")
+    objectives = [name for name in ENCODERS if pretrain.get(name) is not None]
+    if _is_joined(raw):
+        objectives = []
+    if "pretrain" in _given(raw) and task not in map(TASKS.get, objectives):
         yield (
             ("sft", "task"),
-            "trains a classifier from an encoder: set pretrain.masked, or start from "
-            "a published one (model.path)",
+            f"{task} does not fit the model that `pretrain:` trains; see "
+            "docs/objectives.md",
         )
 
 

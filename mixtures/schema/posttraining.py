@@ -306,10 +306,12 @@ class SftData(Seeded):
     the stage `sft_data` receives.
     """
 
-    task: Literal["chat", "classify"] = "chat"
+    task: Literal["chat", "classify", "text2text"] = "chat"
     """`chat`: learn the answers of conversations. `classify`: train an encoder to
     assign texts to classes: each example is a text and its class, such as `text` and
-    `label`. See docs/how-to/training/classifier.md.
+    `label`. See docs/how-to/training/classifier.md. `text2text`: train an
+    encoder-decoder, such as T5, which encodes the message of each example and decodes
+    its answer; the tokenizer's special tokens are added, and no chat template is used.
     """
     data: NonEmpty[Instructions]
     """Sets of examples."""
@@ -320,7 +322,7 @@ class SftData(Seeded):
     """
     packing: Literal["best_fit", "none"] = "best_fit"
     """`best_fit`: several examples in a row, without cutting any, each invisible to the
-    attention of the others; `none`: one example in a row, as always with `classify`.
+    attention of the others; `none`: one example in a row, as always for other tasks than `chat`.
     """
     replay: PartialShare = 0.0
     """Share of the tokens that are pre-training rows, against forgetting: the first
@@ -377,13 +379,16 @@ class Sft(SftData, Prepared, Tuning):
     @property
     def kind(self) -> Kind:
         """Kind of model that it starts from."""
-        return "encoder" if self.task == "classify" else "decoder"
+        kinds: dict[str, Kind] = {"classify": "encoder", "text2text": "encoder_decoder"}
+        return kinds.get(self.task, "decoder")
 
     def _problems(self) -> Iterator[str]:
         of_answers = ("lora", "distill", "replay")
-        for key in of_answers if self.task == "classify" else ():
+        for key in of_answers if self.task != "chat" else ():
             if getattr(self, key):
-                yield f"sft.{key} does not go with task: classify; remove one of the two"
+                yield (
+                    f"sft.{key} does not go with task: {self.task}; remove one of the two"
+                )
         if any(step.judge_pairs is not None for step in self.prepare):
             yield (
                 "sft.prepare: judge_pairs compares the answers of pairs, but sft has "

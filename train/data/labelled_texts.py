@@ -1,5 +1,6 @@
-"""Texts with a class, as rows of fine-tuning: the last token, the only trained one, is
-the number of the class.
+"""Texts with a class, or with an answer for an encoder-decoder, as rows of fine-tuning:
+the text as transformers encodes it, and the trained tokens behind it, which are the
+number of the class, or the answer.
 """
 
 from __future__ import annotations
@@ -48,29 +49,37 @@ def prepare_texts(
     """Encode texts as transformers does, with the special tokens of the tokenizer.
 
     Args:
-        examples: a message each, with its class as the answer.
+        examples: a message each, with its class, or another text, as the answer.
         chat: has the tokenizer.
-        length: most tokens of a row.
-        classes: names, in the order of their numbers.
+        length: most tokens of a row; texts are cut, answers are not.
+        classes: names, in the order of their numbers; empty for other answers, which
+            end with the end of text.
     """
-    numbers = {name: number for number, name in enumerate(classes)}
+    numbers = {name: [number] for number, name in enumerate(classes)}
     tokenizer = chat.tokenizer
     tokenizer.no_padding()
-    tokenizer.enable_truncation(length - 1)
+    tokenizer.no_truncation()
 
     def encode(example: Example) -> Sequence[Conversation]:
         texts = [message["content"] for message in example["messages"]]
         if len(texts) != 2:
             raise ChatError(
-                "a text to classify is one message, and its class the answer; this "
-                f"example has {len(texts)} messages"
+                "an example of this task is one message and its answer; this one has "
+                f"{len(texts)} messages"
             )
+        answer = numbers.get(texts[1]) or [
+            *tokenizer.encode(texts[1], add_special_tokens=False).ids,
+            chat.end_of_text,
+        ]
+        room = length - len(answer)
+        if room <= tokenizer.num_special_tokens_to_add(False):
+            return []
+        tokenizer.enable_truncation(room)
         encoding = tokenizer.encode(texts[0])
-        ids = np.array([*encoding.ids, numbers[texts[1]]], dtype=np.int64)
-        trained = np.arange(len(ids)) == len(ids) - 1
+        tokenizer.no_truncation()
+        ids = np.array([*encoding.ids, *answer], dtype=np.int64)
+        trained = np.arange(len(ids)) >= len(encoding.ids)
         is_cut = bool(encoding.overflowing)
         return [Conversation(ids, trained, is_cut, example["id"], answers=1, ended=1)]
 
-    encoded = encode_examples(examples, encode)
-    tokenizer.no_truncation()
-    return encoded
+    return encode_examples(examples, encode)

@@ -523,22 +523,23 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
 
 def check_module(model: TransformersModule, dtype: torch.dtype) -> None:
     """Check that a decoder with its weights is causal, and measure the `logit_map` of a
-    decoder or encoder, and if it separates the documents of a row; a collective call if
-    it is sharded.
+    language model, and if a decoder or encoder separates the documents of a row; a
+    collective call if it is sharded.
 
     Raises:
         NotCausalError: logits of a decoder depend on later tokens, or are not finite.
     """
-    if model.shape.kind in ("encoder_decoder", "classifier"):
+    if model.shape.kind == "classifier":
         return
-    model.separates_documents = model.reads_positions
-    on_later, on_neighbours = logit_changes(model, packs=True)
-    if model.shape.kind == "decoder" and not on_later <= LARGEST_LEAK[dtype]:
-        raise NotCausalError(
-            f"{type(model).__name__} of transformers with these weights is not a causal "
-            "decoder: its logits depend on later tokens, or are not finite"
-        )
-    model.separates_documents &= on_neighbours <= LARGEST_LEAK[dtype]
+    if model.shape.kind != "encoder_decoder":
+        model.separates_documents = model.reads_positions
+        on_later, on_neighbours = logit_changes(model, packs=True)
+        if model.shape.kind == "decoder" and not on_later <= LARGEST_LEAK[dtype]:
+            raise NotCausalError(
+                f"{type(model).__name__} of transformers with these weights is not a "
+                "causal decoder: its logits depend on later tokens, or are not finite"
+            )
+        model.separates_documents &= on_neighbours <= LARGEST_LEAK[dtype]
     model.logit_map = measure_logit_map(model, dtype)
 
 
@@ -555,20 +556,21 @@ def measure_logit_map(model: TransformersModule, dtype: torch.dtype) -> LogitMap
         return None
     device = layer.weight.device
     ids = torch.arange(PROBED_TOKENS, device=device)[None] % model.shape.vocab_size
-    logits: Tensor = model(ids)
+    beside = {"decoder_ids": ids} if model.shape.kind == "encoder_decoder" else {}
+    logits: Tensor = model(ids, **beside)
     results = torch.linspace(-100.0, 100.0, logits.numel(), device=device)
     # Powers of two, so that products with a factor are exact.
     small, large = 2.0**-16, 2.0**20
     results[:2] = torch.tensor([small, large])
     with layer.register_forward_hook(lambda *_: results.view_as(logits)):
-        scaled = model(ids).flatten()
+        scaled = model(ids, **beside).flatten()
     factor, limit = float(scaled[0]) / small, float(scaled[1])
     is_capped = abs(limit) < abs(factor) * large / 2
     logit_map = LogitMap(factor, limit if is_capped else None)
     if not torch.allclose(logit_map(results), scaled, rtol=1e-5, atol=1e-6):
         return None
     model.logit_map = logit_map
-    change = (model(ids) - logits).abs().max() / logits.abs().max()
+    change = (model(ids, **beside) - logits).abs().max() / logits.abs().max()
     return logit_map if change <= LARGEST_LEAK[dtype] else None
 
 

@@ -35,6 +35,7 @@ from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.encoder import classifier_shape
 from gristmill.train.models.model_config import Shape, TransformersShape
 from gristmill.train.models.weights import with_new_head
+from gristmill.train.objectives.decoded_answers import DecodedAnswers
 from gristmill.train.objectives.distillation import (
     TaughtTurns,
     TeacherFiles,
@@ -110,6 +111,9 @@ def run(
             new = with_new_head(start, shape, section.key_seed)
             # A classifier has no loss on text.
             setup = replace(setup, shape=shape, tensor_of=new, packed=None)
+        elif setup.shape.kind == "encoder_decoder":
+            make_turns = DecodedAnswers
+            setup = replace(setup, packed=None)
         world = setup.world
         model = setup.model()
         flops = setup.flops_per_token

@@ -120,7 +120,7 @@ def run(
     records = list(usable_sets(section.data, "sft", inputs))
     is_chat = section.task == "chat"
     packing = section.packing if is_chat else "none"
-    classes = [] if is_chat else class_names(records)
+    classes = class_names(records) if section.task == "classify" else []
     sets = encoded_sets(section, chat, length, records, classes)
     named_sets = dict(zip(names, sets, strict=True))
     write_quarantined(
@@ -286,7 +286,7 @@ def encoded_sets(
         where = f"sft data {dataset.path}"
         encoded = (
             prepare_conversations(records.examples, chat, length, dataset.train_on)
-            if not classes
+            if section.task == "chat"
             else prepare_texts(records.examples, chat, length, classes)
         )
         check_encoded(
