@@ -211,6 +211,10 @@ def test_held_out_examples_are_reported_with_their_loss() -> None:
         "fill": 0.9,
         "replay": {"rows": 0, "share": 0.0},
     }
+    of_classes = {"loss": 1.25, "text_accuracy": 0.875, "mean_f1": 0.8125}
+    text = text_of(masks(facts(sft_data=data, sft={"held_out": of_classes})))
+    assert "87.5%" in text
+    assert "0.812" in text
     text = text_of(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
     assert (
         "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in "

@@ -21,8 +21,8 @@ from gristmill.train.optim.dtensor_sums import local, trainable
 from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
 from gristmill.train.optim.own_optimizer import own_optimizer
 
-NUMBERED = re.compile(r"(^|\.)\d+\.")
-"""Number of a layer in the name of a parameter."""
+LAYERS = re.compile(r"(^|\.)(layers?|blocks?|h)\.")
+"""List of layers in the name of a parameter, here and in models of transformers."""
 
 
 def make_optimizers(
@@ -61,7 +61,7 @@ def make_optimizers(
         parts = {section.kind: [], "adamw": []}
         for name, item in trained:
             is_matrix = item.ndim == 2 and id(item) not in embeddings
-            is_matrix = is_matrix and NUMBERED.search(name) is not None
+            is_matrix = is_matrix and LAYERS.search(name) is not None
             parts[section.kind if is_matrix else "adamw"].append(item)
     optimizers = [
         builder(kind)(parameters, section)
@@ -101,8 +101,9 @@ def optimizers_by_name(
     learning rates together.
 
     Args:
-        model: plain, or sharded by FSDP. Muon updates the matrices of its numbered
-            layers (such as `layers.0`), AdamW all other parameters.
+        model: plain, or sharded by FSDP. Muon updates the matrices inside `layers` (in
+            models of transformers also `layer`, `block` or `h`), AdamW all other
+            parameters.
         kind: `optimizer.kind` of the manifest, such as adamw, muon or adamw8bit (which
             needs torchao).
         learning_rate: at the peak of a schedule.
