@@ -83,6 +83,7 @@ AREAS = {
         "train.masked:rows",
         "train.objectives:rows",
         "train.optimizers:rows",
+        "train.optimizer_steps:rows",
     ),
     "forms": (
         "train.parallel_forms:rows",
@@ -92,7 +93,8 @@ AREAS = {
     ),
     "masked": ("train.masked:rows",),
     "objectives": ("train.objectives:rows",),
-    "optimizers": ("train.optimizers:rows",),
+    "optimizers": ("train.optimizers:rows", "train.optimizer_steps:rows"),
+    "optimizer_steps": ("train.optimizer_steps:rows",),
     "sizes": ("train.sizes:rows",),
     "posttrain": (
         "train.tuning:rows",
@@ -170,7 +172,11 @@ MEASURES: dict[str, tuple[str, ...]] = {
         "benchmarks/dataprep",
     ),
     "objectives": ("train/objectives", "benchmarks/train/objectives.py"),
-    "optimizers": ("train/optim", "benchmarks/train/optimizers.py"),
+    "optimizers": (
+        "train/optim",
+        "benchmarks/train/optimizers.py",
+        "benchmarks/train/optimizer_steps.py",
+    ),
     "posttrain": (
         "train/objectives",
         "train/generation",

@@ -31,6 +31,7 @@ from gristmill.train.loop.callbacks import Callbacks
 from gristmill.train.loop.loop_state import LoopState, Part
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.spikes import empty_window
+from gristmill.train.loop.stopping import AgreedStop
 from gristmill.train.loop.throughput import Clock, Profiler
 from gristmill.train.loop.training_job import Job
 from gristmill.train.optim.optimizer import make_optimizers
@@ -90,6 +91,7 @@ class Attempt:
         )
         self.profiler = Profiler(engine.profile, context, job.world, self.progress.step)
         self.clock = Clock(self.progress.tokens, self.progress.step)
+        self.stop = AgreedStop(lag=1 if device.type == "cuda" else 0)
 
     def save(self) -> None:
         """Start writing a checkpoint of the current step; the time that this blocks is

@@ -26,7 +26,6 @@ from gristmill.train.checkpoint import (
     step_folder,
 )
 from gristmill.train.distributed.fsdp import assert_master_weights
-from gristmill.train.distributed.process_groups import any_rank
 from gristmill.train.loop.callbacks import StoppedBy
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.objective import Metrics
@@ -36,7 +35,6 @@ from gristmill.train.loop.stopping import (
     StoppedError,
     held_out_loss,
     no_longer_improves,
-    stop_requested,
 )
 from gristmill.train.loop.throughput import peak_memory_bytes
 from gristmill.train.loop.training_job import (
@@ -187,7 +185,7 @@ def _train_steps(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bo
                 return True
             if progress.step % LOOK_EVERY_STEPS == 0:
                 attempt.look()
-            stopping = any_rank(stop_requested(), job.world)
+            stopping = attempt.stop.is_due()
             is_due = progress.step % job.context.training.checkpoint_every == 0
             if progress.step < job.section.steps and (stopping or is_due):
                 _save(attempt)

@@ -18,7 +18,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = torchrun_stage(
     "dpo",
-    7,
+    8,
     whole("dpo"),
     needs,
     training=TrainingStage(Dpo, "examples"),

@@ -141,7 +141,7 @@ def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
 
 STAGE = torchrun_stage(
     "pretrain",
-    6,
+    7,
     configure,
     only("tokenizer", "mix"),
     preflight=preflight,

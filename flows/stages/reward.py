@@ -48,7 +48,7 @@ def needs(manifest: Manifest) -> list[str]:
 
 STAGE = torchrun_stage(
     "reward",
-    4,
+    5,
     configure,
     needs,
     training=TrainingStage(Reward, "examples"),

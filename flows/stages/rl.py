@@ -82,7 +82,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
 
 STAGE = torchrun_stage(
     "rl",
-    5,
+    6,
     configure,
     needs,
     preflight=preflight,

@@ -56,7 +56,7 @@ def part_of_section(
 
 STAGE = torchrun_stage(
     "sft",
-    6,
+    7,
     configure,
     only("tokenizer", "mix", "sft_data", "model", "pretrain", "merge", "teacher"),
     training=TrainingStage(Tuning, "examples"),

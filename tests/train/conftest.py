@@ -199,12 +199,13 @@ def stop_pretraining(
     times.
     """
     from gristmill.train import trainer
+    from gristmill.train.loop import step
 
     def stop(
         inputs: dict[str, Path], config: dict[str, Any], folder: Path, times: int = 2
     ) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(trainer, "stop_requested", lambda: True)
+            patch.setattr(step, "stop_requested", lambda: True)
             for _ in range(times):
                 with pytest.raises(trainer.StoppedError):
                     run_stage("pretrain", inputs, config, folder)

@@ -14,6 +14,8 @@ import torch
 from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.user_code import Own, OwnFunction, take_code
 from gristmill.train import trainer
+from gristmill.train.loop import step
+from gristmill.train.loop.stopping import AgreedStop
 from tests.train.jsonl import read_jsonl, write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 
@@ -162,7 +164,7 @@ def test_stateful_callback_stops_a_resumed_training_at_the_same_step(
 ) -> None:
     config = with_callback(COUNT, "Count")
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "stop_requested", lambda: True)
+        patch.setattr(step, "stop_requested", lambda: True)
         for _ in range(3):
             with pytest.raises(trainer.StoppedError):
                 run_stage("pretrain", inputs, config, tmp_path / "run")
@@ -207,6 +209,36 @@ def test_two_ranks_stop_at_the_same_step(
         summary["stopped_by"]["reason"],
         summary["world_size"],
     ) == (5, "here", 2)
+
+
+@pytest.mark.parallel
+def test_sigterm_of_one_rank_stops_both_with_a_checkpoint(
+    with_callback: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Callbacks run on the first rank; the signal is part of the next step's sums."""
+    source = (
+        "import os, signal\n"
+        "def interrupt(metrics, at):\n"
+        "    if metrics['step'] == at: os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    config = with_callback(source, "interrupt", {"at": 5})
+    write_stage(tmp_path / "two", "pretrain", inputs, config, every=100)
+    with torchrun(tmp_path / "two", 2) as process:
+        assert finish(process) != 0
+    log = (tmp_path / "two" / "log").read_text()
+    assert log.count("asked to stop after step 6;") == 2, log
+    (checkpoint,) = (tmp_path / "two" / "work" / "checkpoints").glob("step-*")
+    assert checkpoint.name == "step-00000006"
+    assert (checkpoint / "complete.json").exists()
+
+
+def test_request_to_stop_is_due_some_steps_later() -> None:
+    stop = AgreedStop(lag=1)
+    due = []
+    for number_of_ranks in (0.0, 2.0, 2.0):
+        stop.follow(torch.tensor(number_of_ranks))
+        due.append(stop.is_due())
+    assert due == [False, False, True]
 
 
 @pytest.mark.parallel

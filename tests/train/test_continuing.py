@@ -117,7 +117,7 @@ def test_stopped_training_resumes_with_other_micro_batches_and_intervals(
     config = {**pretrain_config, "micro_batch_size": 6}
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "stop_requested", lambda: True)
+        patched.setattr("gristmill.train.loop.step.stop_requested", lambda: True)
         with pytest.raises(trainer.StoppedError):
             run_stage("pretrain", inputs, config, tmp_path / "less")
     torch.distributed.destroy_process_group()

@@ -134,7 +134,7 @@ def test_resumed_training_logs_throughput_and_a_stop_reports_its_step(
     """
     config, events = {**pretrain_config, "log_every": 3}, list[dict[str, Any]]()
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "stop_requested", lambda: True)
+        patch.setattr(step, "stop_requested", lambda: True)
         for step_reached in (1, 2):
             with pytest.raises(
                 trainer.StoppedError, match=f"after step {step_reached}"

@@ -39,6 +39,17 @@ class Small(nn.Module):
         self.norm = nn.RMSNorm(8)
 
 
+class Deep(Small):
+    """Three matrices of one shape, which no even number of processes divides, and one
+    of another.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = [(8, 24), (8, 24), (24, 8)]
+        self.layers.extend(nn.Linear(*shape, bias=False) for shape in shapes)
+
+
 def gradients(model: nn.Module, step: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(step)
     return [
@@ -299,19 +310,10 @@ def _run_rank(folder: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh, results = init_device_mesh("cpu", (size,)), {}
     for kind in [kind for kind in KINDS if kind != "adamw8bit"]:
-        model = Small()
-        for owner, name in (
-            (model.embed_tokens, "weight"),
-            (model.layers[0], "weight"),
-            (model.norm, "weight"),
-        ):
-            setattr(
-                owner,
-                name,
-                nn.Parameter(
-                    distribute_tensor(getattr(owner, name).detach(), mesh, [Shard(0)])
-                ),
-            )
+        model = Deep()
+        for owner in [model.embed_tokens, *model.layers, model.norm]:
+            weight = distribute_tensor(owner.weight.detach(), mesh, [Shard(0)])
+            owner.weight = nn.Parameter(weight)
         section = Optimizer(kind=kind)  # type: ignore[arg-type]
         optimizers = make_optimizers(model, section)
         for step in range(3):

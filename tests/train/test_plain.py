@@ -38,6 +38,21 @@ def test_single_process_in_float32_has_a_plain_model(one_process: None) -> None:
         assert_master_weights(model)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding_and_output_have_fsdp_groups_of_their_own_unless_tied(
+    tied: bool, one_process: None
+) -> None:
+    section = Model(layers=1, width=32, heads=4, tied_embeddings=tied)
+    shape = shape_of(section, 100, 16)
+    with single_process() as world:
+        model = sharded_model(shape, drawn(shape, 0), world, torch.bfloat16)
+    groups = {
+        name for name, module in model.named_modules() if isinstance(module, FSDPModule)
+    }
+    vocabulary = set() if tied else {"model.embed_tokens", "lm_head"}
+    assert groups == {"", "model.layers.0", *vocabulary}
+
+
 def test_layers_in_bfloat16_have_separate_weights(one_process: None) -> None:
     with single_process() as world:
         model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.bfloat16)

@@ -204,7 +204,7 @@ def test_every_kind_is_scored_by_its_plain_definition(
             if re.fullmatch(" [a-z]{2,}", language.decode([token_id]))
         ]
         with torch.no_grad():
-            language.model.output_matrix()[words] *= 4
+            language.model.model.embed_tokens.weight[words] *= 4
         for number in range(0, 60, 2):
             prompt = rendered(task, items, number).texts[0]
             logits = language.model(

@@ -23,7 +23,10 @@ from gristmill.train.models.model_config import (
 )
 from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.own_model import build_own
-from gristmill.train.models.transformers_decoder import check_module
+from gristmill.train.models.transformers_decoder import (
+    TransformersModule,
+    check_module,
+)
 from gristmill.train.models.weights import TensorOf, allocate, stored_buffers
 
 
@@ -77,7 +80,7 @@ def sharded_model(
     from gristmill.train.distributed.tensor import split_matrices
     from gristmill.train.models.encoder import model_of
     from gristmill.train.models.float8 import Float8Error, use_float8
-    from gristmill.train.models.transformer import configure
+    from gristmill.train.models.transformer import OutputLayer, configure
 
     compute = compute or Compute()
     if not isinstance(shape, Shape):
@@ -105,8 +108,15 @@ def sharded_model(
     configure(model, compute)
     if world.size > 1 or dtype != torch.float32:
         # FSDP hooks around layers would break the graph of a compiled model.
-        for layer in model.blocks if compute.compile != "model" else ():
-            fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
+        if compute.compile != "model":
+            for layer in (*vocabulary_layers(model), *model.blocks):
+                fully_shard(
+                    layer,
+                    mesh=world.data_mesh,
+                    mp_policy=policy,
+                    # Its backward pass follows at once.
+                    reshard_after_forward=not isinstance(layer, OutputLayer),
+                )
         fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
     allocate(model, world.device)
     with torch.no_grad():
@@ -132,6 +142,24 @@ def sharded_model(
         with evaluating(model):
             check_module(model, dtype)
     return model
+
+
+def vocabulary_layers(model: Any) -> list[nn.Module]:
+    """Embedding and output layer of a decoder, and the embedding of a module of
+    transformers; none if other layers share the matrix.
+    """
+    if isinstance(model, TransformersModule):
+        module: Any = model
+        embedding = module.get_input_embeddings()
+        owners = [
+            layer
+            for layer in model.modules()
+            if getattr(layer, "weight", None) is embedding.weight
+        ]
+        return owners if len(owners) == 1 else []
+    return (
+        [model.model.embed_tokens, model.lm_head] if hasattr(model, "lm_head") else []
+    )
 
 
 def refuse_splits(

@@ -272,13 +272,6 @@ def on_first(act: Callable[[], Found], world: World) -> Found:
     return broadcast_result
 
 
-def any_rank(flag: bool, world: World) -> bool:
-    """Return True if the flag is set on any rank; runs over the CPU, without waiting
-    for the GPU's queue.
-    """
-    return bool(max_over_ranks(float(flag), world))
-
-
 def max_over_ranks(value: float, world: World) -> float:
     """Maximum over all ranks; runs over the CPU, without waiting for the GPU's
     queue.
@@ -299,6 +292,18 @@ def sum_over_ranks(values: Tensor, world: World) -> Tensor:
             values.zero_()
         dist.all_reduce(values)
     return values
+
+
+def sum_with_flag(values: Tensor, flag: bool, world: World) -> tuple[Tensor, Tensor]:
+    """Sum of a vector over all shares of a batch, and the number of ranks with a flag, a
+    scalar of its dtype, in one collective.
+    """
+    if not world.counts:
+        values = torch.zeros_like(values)
+    summed = torch.cat((values, values.new_full((1,), float(flag))))
+    if world.size > 1:
+        dist.all_reduce(summed)
+    return summed[:-1], summed[-1]
 
 
 @contextmanager

@@ -46,26 +46,23 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
                 f"({getattr(shape, name)}) "
                 "does not divide by it; use a divisor, or shard instead"
             )
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        SequenceParallel,
-    )
+    from torch import nn
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel
 
     plan: dict[str, Any] = {
         "model.embed_tokens": RowwiseParallel(
             input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)
         ),
         "model.norm": SequenceParallel(use_local_output=False),
-        "lm_head": ColwiseParallel(),
-        # The single output row of a reward model is split along its inputs.
-        "score": RowwiseParallel(input_layouts=Replicate()),
     }
-    present = {name for name, _ in model.named_modules()}
-    parallelize_module(
-        model, mesh, {name: style for name, style in plan.items() if name in present}
-    )
+    parallelize_module(model, mesh, plan)
+    # The single output row of a reward model is split along its inputs.
+    for name, dim in (("lm_head", 0), ("score", 1)):
+        layer = getattr(model, name, None)
+        if layer is not None:
+            weight = distribute_tensor(layer.weight.detach(), mesh, [Shard(dim)])
+            layer.weight = nn.Parameter(weight, layer.weight.requires_grad)
     for layer in model.model.layers.children():
         parallelize_module(layer, mesh, _plan_of_block(model))
     model.tensor_mesh = mesh

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.distributed.process_groups import World, sum_over_ranks
+from gristmill.train.distributed.process_groups import World, sum_with_flag
 from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.loop.loop_state import LoopState, Seen
@@ -21,6 +21,7 @@ from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.objective import Metrics, Objective
 from gristmill.train.loop.prefetch import Batch
 from gristmill.train.loop.spikes import judge, remember_loss
+from gristmill.train.loop.stopping import stop_requested
 from gristmill.train.loop.throughput import (
     UpdateSize,
     model_flops_utilisation,
@@ -50,6 +51,8 @@ def one_step(
     sums, row_losses = accumulate_gradients(
         learner.model, learner.objective, batch.parts, batch.weight, job.world
     )
+    sums, stops = sum_with_flag(sums, stop_requested(), job.world)
+    attempt.stop.follow(stops)
     norm = clip_gradients(learner.model, section.optimizer.clip_norm)
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
@@ -178,8 +181,8 @@ def accumulate_gradients(
         world: the processes.
 
     Returns:
-        the objective's sums over all ranks, and the row losses of this rank's
-        micro-batches in half precision.
+        the objective's sums and row losses of this rank's micro-batches, the latter in
+        half precision.
     """
     scale = world.averaged_over / weight
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
@@ -195,4 +198,4 @@ def accumulate_gradients(
         measured.loss.backward()
         sums += measured.sums
         row_losses.append(measured.row_losses.detach().half())
-    return sum_over_ranks(sums, world), row_losses
+    return sums, row_losses

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 import signal
 import threading
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -18,13 +23,49 @@ class StoppedError(Exception):
 
 
 def stop_on_sigterm() -> None:
-    """Install a handler of SIGTERM that stops the training after its current step."""
+    """Install a handler of SIGTERM that stops the training after its current step, or
+    on GPUs after the next.
+    """
     signal.signal(signal.SIGTERM, lambda number, frame: _requested.set())
 
 
 def stop_requested() -> bool:
     """Return True after SIGTERM."""
     return _requested.is_set()
+
+
+class AgreedStop:
+    """Request of any rank to stop, seen by all ranks after the same step without
+    waiting for the device's queue.
+
+    Args:
+        lag: steps after which the host reads the flag of a step: its copy from a device
+            has arrived by then.
+    """
+
+    def __init__(self, lag: int) -> None:
+        self._lag = lag
+        self._flags: deque[tuple[Tensor, torch.Event | None]] = deque()
+
+    def follow(self, stops: Tensor) -> None:
+        """Start to copy the flag of a step, a scalar equal on all ranks, to the host."""
+        import torch
+
+        flag = stops.to("cpu", non_blocking=True)
+        copied = None
+        if stops.is_cuda:
+            copied = torch.Event(stops.device)
+            copied.record()
+        self._flags.append((flag, copied))
+
+    def is_due(self) -> bool:
+        """Return the flag of the step `lag` steps ago; called after each step."""
+        if len(self._flags) <= self._lag:
+            return False
+        flag, copied = self._flags.popleft()
+        if copied is not None:
+            copied.synchronize()
+        return bool(flag)
 
 
 def held_out_loss(metrics: Mapping[str, Any]) -> float | None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from gristmill.train.models.hf_configs import (
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.model_config import ConfigJson, Shape
 from gristmill.train.models.tensor_files import ready, write_tensors
-from gristmill.train.models.transformer import Llama
+from gristmill.train.models.transformer import Head, Llama, OutputLayer
 from gristmill.train.models.weights import (
     SHAPE_FILE,
     WEIGHTS_FILE,
@@ -49,11 +50,11 @@ class RewardModel(Llama):
         super().__init__(shape)
         if not shape.tied_embeddings:
             del self.lm_head
-        self.score = nn.Linear(shape.width, 1, bias=False)
+        self.score = OutputLayer(shape.width, 1, bias=False)
 
-    def output_matrix(self) -> Tensor:
-        """Row of score weights, (1, d)."""
-        return self.score.weight
+    def predict(self, hidden: Tensor, head: Head) -> Any:
+        """Apply a head to hidden states (n, t, d) and the row of score weights."""
+        return self.score(hidden, head)
 
 
 def scores(model: nn.Module, ids: Tensor, pad: int) -> Tensor:

@@ -179,6 +179,14 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class OutputLayer(nn.Linear):
+    """Matrix of a head, which FSDP gathers while the head runs."""
+
+    def forward(self, hidden: Tensor, head: Head) -> Any:
+        """Apply a head to hidden states (n, t, d)."""
+        return head(hidden, self.weight)
+
+
 class ShapedModel(nn.Module):
     """Model that is called like the decoder (see Llama.forward).
 
@@ -283,7 +291,7 @@ class Llama(ShapedModel):
         self.tensor_mesh: DeviceMesh | None = None
         self.row_split: RowSplit | None = None
         if not shape.tied_embeddings:
-            self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
+            self.lm_head = OutputLayer(shape.width, shape.padded_vocab_size, bias=False)
 
     def forward(
         self,
@@ -317,14 +325,17 @@ class Llama(ShapedModel):
         hidden = self.model(ids, rotary, visible, trained, cache)
         if cache is not None:
             cache.length += t
-        output = self.output_matrix()
-        if self.tensor_mesh is not None:
-            hidden = whole(hidden)
-            output = whole(output)
-        matrix = output[: self.shape.vocab_size]
-        if self.row_split is not None and cache is None:
-            return self.row_split.answered(head, hidden, matrix, t)
-        return head(hidden[:, :t], matrix)
+
+        def apply(hidden: Tensor, matrix: Tensor) -> Any:
+            if self.tensor_mesh is not None:
+                hidden = whole(hidden)
+                matrix = whole(matrix)
+            matrix = matrix[: self.shape.vocab_size]
+            if self.row_split is not None and cache is None:
+                return self.row_split.answered(head, hidden, matrix, t)
+            return head(hidden[:, :t], matrix)
+
+        return self.predict(hidden, apply)
 
     def _laid_out(
         self,
@@ -374,13 +385,11 @@ class Llama(ShapedModel):
         )
         return ids, rotary, visible
 
-    def output_matrix(self) -> Tensor:
-        """Matrix argument of heads, (padded v, d): the token prediction matrix."""
-        return (
-            self.model.embed_tokens.weight
-            if self.shape.tied_embeddings
-            else self.lm_head.weight
-        )
+    def predict(self, hidden: Tensor, head: Head) -> Any:
+        """Apply a head to hidden states (n, t, d) and the output matrix (padded v, d)."""
+        if self.shape.tied_embeddings:
+            return head(hidden, self.model.embed_tokens.weight)
+        return self.lm_head(hidden, head)
 
 
 def configure(model: Any, compute: Compute) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gristmill.train.eval.held_out import loss_metrics
@@ -32,8 +31,9 @@ def sums_by_source(
         [(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)],
         dim=1,
     )
-    # A product with one-hot columns, as index_add_ is not deterministic on GPUs.
-    per_source = F.one_hot(sources, num_sources).double().T @ per_row
+    # A product with one-hot rows, as index_add_ is not deterministic on GPUs.
+    numbers = torch.arange(num_sources, device=sources.device)
+    per_source = (sources == numbers[:, None]).double() @ per_row
     return torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten()))
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import EachParameter, Group
+from gristmill.train.optim.builder import Group, GuardedOptimizer, Parameters
 from gristmill.train.optim.dtensor_sums import (
+    gradient_of,
     local,
     reduce_partial,
     sum_along,
@@ -27,7 +28,7 @@ SMALLEST_SCALE = 1e-3
 """Section 8: epsilon 2, the smallest root mean square of a parameter."""
 
 
-class Adafactor(EachParameter):
+class Adafactor(GuardedOptimizer):
     """Factored second moments, no first moment; works on DTensors, with no host
     synchronisation. The learning rate is relative to each parameter's root mean square
     and at most 1 / sqrt(step).
@@ -45,20 +46,26 @@ class Adafactor(EachParameter):
             "col_var": sum_along(zeros, -2),
         }
 
-    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
-        """Scale the gradient by the factored root mean square."""
+    def update(self, parameters: Parameters, group: Group, good: Tensor) -> None:
+        """Scale each gradient by the factored root mean square."""
+        for parameter in parameters:
+            self._update(parameter, gradient_of(parameter), group, good)
+
+    def _update(
+        self, parameter: Tensor, gradient: Tensor, group: Group, good: Tensor
+    ) -> None:
         from torch.distributed.tensor import DTensor
 
         state, lr = self.state[parameter], group["lr"]
         eps = torch.finfo(parameter.dtype).eps
-        state["step"] += 1
-        forgotten = state["step"] ** BETA2_DECAY
+        step_count = state["step"] + 1.0
+        forgotten = step_count**BETA2_DECAY * good
         scale = (
             (total_sum(parameter * parameter) / parameter.numel())
             .sqrt()
             .clamp(min=SMALLEST_SCALE)
         )
-        rate = scale * (state["step"] ** -0.5).clamp(max=lr)
+        rate = scale * (step_count**-0.5).clamp(max=lr) * good
         squares = gradient * gradient
         if parameter.ndim < 2:
             local(state["variance"]).lerp_(local(squares), forgotten)
@@ -90,8 +97,9 @@ class Adafactor(EachParameter):
                 stride=parameter.stride(),
             )
         rms = (total_sum(step_squares) / parameter.numel()).sqrt()
-        local(parameter).mul_(1.0 - lr * group["weight_decay"])
+        local(parameter).mul_(1.0 - lr * group["weight_decay"] * good)
         local(parameter).sub_(step * (rate / (rms / LARGEST_UPDATE).clamp(min=1.0)))
+        state["step"] += good
 
 
 build = Adafactor

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.schema.optimizer import Optimizer
+from gristmill.train.optim.dtensor_sums import local
 
 Parameters = Sequence[nn.Parameter]
 Group = dict[str, Any]
@@ -31,8 +32,11 @@ def decay_groups(parameters: Parameters, section: Optimizer) -> list[Group]:
     ]
 
 
-class EachParameter(torch.optim.Optimizer):
-    """Frame of the optimizers that update their parameters one by one.
+class GuardedOptimizer(torch.optim.Optimizer):
+    """Base of optimizers whose step a flag on the device can skip.
+
+    The flag is an attribute during the step, `found_inf`, a float32 scalar that is 1 for
+    a bad step, as for PyTorch's fused AdamW.
 
     Args:
         parameters: those to update.
@@ -54,14 +58,29 @@ class EachParameter(torch.optim.Optimizer):
         """State of a parameter before the first step."""
         raise NotImplementedError
 
-    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
-        """Update a parameter and its state."""
+    def update(self, parameters: Parameters, group: Group, good: Tensor) -> None:
+        """Update parameters that have gradients, and their state.
+
+        Args:
+            parameters: of the group.
+            group: hyperparameters.
+            good: float32 scalar on the device, factor of every rate: 1, or 0 in a bad
+                step, whose gradients are zero.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.update(parameter, parameter.grad, group)
+            parameters = [
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ]
+            if not parameters:
+                continue
+            bad: Tensor | None = getattr(self, "found_inf", None)
+            if bad is None:
+                bad = torch.zeros((), device=parameters[0].device)
+            for parameter in parameters:
+                local(parameter.grad).masked_fill_(bad.bool(), 0.0)
+            self.update(parameters, group, 1.0 - bad)

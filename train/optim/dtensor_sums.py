@@ -49,6 +49,12 @@ def squared_norm(tensors: list[Tensor]) -> Tensor:
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
 
 
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Gradient of a parameter that has one."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 def gradients_of(model: nn.Module) -> list[Tensor]:
     """Gradients of the parameters that have one."""
     return [

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import EachParameter
-from gristmill.train.optim.dtensor_sums import local
+from gristmill.train.optim.builder import Group, GuardedOptimizer, Parameters
+from gristmill.train.optim.dtensor_sums import gradient_of, local
 
 
-class Lion(EachParameter):
+class Lion(GuardedOptimizer):
     """One moment, elementwise on the shards of DTensors."""
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -23,28 +22,23 @@ class Lion(EachParameter):
         """Mean of the gradients."""
         return {"exp_avg": torch.zeros_like(parameter)}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            parameters = [
-                parameter for parameter in group["params"] if parameter.grad is not None
-            ]
-            if not parameters:
-                continue
-            weights = [local(parameter) for parameter in parameters]
-            gradients = [local(parameter.grad) for parameter in parameters]
-            means = [
-                local(self.state[parameter]["exp_avg"]) for parameter in parameters
-            ]
-            first, second = group["betas"]
-            # c = beta1 m + (1 - beta1) g; theta -= lr (sign(c) + decay theta); m =
-            # beta2 m + (1 - beta2) g
-            steps = torch._foreach_lerp(means, gradients, 1.0 - first)
-            torch._foreach_sign_(steps)
-            torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(weights, steps, alpha=-group["lr"])
-            torch._foreach_lerp_(means, gradients, 1.0 - second)
+    def update(self, parameters: Parameters, group: Group, good: Tensor) -> None:
+        """Step along the signs.
+
+        c = beta1 m + (1 - beta1) g; theta -= lr (sign(c) + decay theta); m = beta2 m +
+        (1 - beta2) g
+        """
+        weights = [local(parameter) for parameter in parameters]
+        gradients = [local(gradient_of(parameter)) for parameter in parameters]
+        means = [local(self.state[parameter]["exp_avg"]) for parameter in parameters]
+        first, second = group["betas"]
+        rate = group["lr"] * good
+        steps = torch._foreach_lerp(means, gradients, 1.0 - first)
+        torch._foreach_sign_(steps)
+        torch._foreach_mul_(steps, rate)
+        torch._foreach_mul_(weights, 1.0 - rate * group["weight_decay"])
+        torch._foreach_sub_(weights, steps)
+        torch._foreach_lerp_(means, gradients, [(1.0 - second) * good] * len(means))
 
 
 build = Lion

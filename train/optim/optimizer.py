@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gristmill.dataprep.user_functions import blaming
 from gristmill.mixtures.schema.optimizer import OPTIMIZERS, Optimizer, OptimizerKind
 from gristmill.mixtures.user_code import OwnFunction
-from gristmill.train.optim.builder import Build
+from gristmill.train.optim.builder import Build, GuardedOptimizer
 from gristmill.train.optim.dtensor_sums import local, trainable
 from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
 from gristmill.train.optim.own_optimizer import own_optimizer
@@ -139,9 +139,8 @@ def update(
     """Make one update, or skip it if `bad` (a scalar bool on the device) is true,
     without a host synchronisation.
 
-    A skipped update leaves weights, moments and step counts bit-equal. The fused AdamW
-    reads the flag itself; other kinds restore copies of weights and moments, which
-    doubles their memory during the update.
+    A skipped update leaves weights, moments and step counts as they are, without copies
+    of them, except for torchao's AdamW, whose weights and moments are copied.
     """
     for optimizer in optimizers:
         set_rate(optimizer, learning_rate)
@@ -158,11 +157,11 @@ def _step_unless(bad: Tensor, optimizer: torch.optim.Optimizer) -> None:
             with blaming(code):
                 optimizer.step()
         return
-    if isinstance(optimizer, torch.optim.AdamW):
+    if isinstance(optimizer, torch.optim.AdamW | GuardedOptimizer):
         # The flag of PyTorch's gradient scaler.
-        optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
+        optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[union-attr]
         optimizer.step()
-        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[union-attr]
         return
     # plain local tensors that the step may change
     tensors: list[Tensor] = []

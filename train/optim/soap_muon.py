@@ -15,23 +15,23 @@ so AdamW's learning rate applies.
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gristmill.train.distributed.fsdp import gathered
-from gristmill.train.optim.builder import EachParameter, Group
-from gristmill.train.optim.dtensor_sums import local
-from gristmill.train.optim.normuon import ADAMWS_RMS, newton_schulz
+from gristmill.train.optim.builder import Group, GuardedOptimizer, Parameters
+from gristmill.train.optim.dtensor_sums import gradient_of, local
+from gristmill.train.optim.muon import move, newton_schulz
+from gristmill.train.optim.shared_stacks import give_back, share_out, stacks_of
 
 EPS = 1e-15
 
 
-class SoapMuon(EachParameter):
-    """SOAP-Muon on plain and sharded matrices; its products gather what they need.
+class SoapMuon(GuardedOptimizer):
+    """SOAP-Muon on plain and sharded matrices; matrices of one shape are computed
+    together, each process its share of them.
 
     The host reads the step count in two of `precondition_every` steps: before a power
     iteration, and after it, since the step may have been skipped.
@@ -52,8 +52,13 @@ class SoapMuon(EachParameter):
 
     def moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Step, mean and mean square, and the covariance with its basis."""
-        side = torch.zeros((min(parameter.shape),) * 2, device=parameter.device)
-        square = _sharded(side, parameter)
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        square = torch.zeros((min(parameter.shape),) * 2, device=parameter.device)
+        if isinstance(parameter, DTensor):
+            square = distribute_tensor(
+                square, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
         return {
             "step": torch.zeros((), device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
@@ -62,82 +67,70 @@ class SoapMuon(EachParameter):
             "basis": torch.zeros_like(square),
         }
 
-    def update(self, parameter: Tensor, gradient: Tensor, group: Group) -> None:
+    def update(self, parameters: Parameters, group: Group, good: Tensor) -> None:
         """Move along the orthogonalised, whitened mean, and follow the covariance."""
-        state, every = self.state[parameter], group["every"]
-        steps = self._counts.get(parameter)
-        if steps is None or steps % every in (0, 1 % every):
-            steps = int(state["step"].item())
-        self._counts[parameter] = steps + 1
-        full = gathered(gradient)
-        turned = full if _has_fewer_columns(parameter) else full.T
+        for matrices in stacks_of(parameters):
+            self._update_stack(matrices, group, good)
+
+    def _update_stack(
+        self, matrices: list[nn.Parameter], group: Group, good: Tensor
+    ) -> None:
+        states = [self.state[matrix] for matrix in matrices]
+        steps = self._steps_done(matrices[0], group["every"])
+        rows, columns = matrices[0].shape
+
+        def turned(stack: Tensor) -> Tensor:
+            """Turn matrices so that their columns are the shorter side, or back."""
+            return stack if columns <= rows else stack.mT
+
+        def share(name: str) -> Tensor:
+            return share_out([state[name] for state in states])
+
+        def keep(name: str, stack: Tensor) -> None:
+            moments = [state[name] for state in states]
+            for moment, shard in zip(moments, give_back(stack, moments), strict=True):
+                local(moment).copy_(shard)
+
+        decay = (1.0 - group["beta2"]) * good
+        gradients = turned(share_out([gradient_of(matrix) for matrix in matrices]))
+        covariance = share("covariance")
+        covariance.lerp_(gradients.mT @ gradients, decay)
+        basis = share("basis")
+        squares = turned(share("exp_avg_sq"))
         if steps:
-            local(state["exp_avg"]).lerp_(local(gradient), 1.0 - group["momentum"])
-            self._move(parameter, turned, group)
-        covariance = _sharded(turned.T @ turned, parameter)
-        local(state["covariance"]).lerp_(local(covariance), 1.0 - group["beta2"])
+            for matrix, state in zip(matrices, states, strict=True):
+                weight = (1.0 - group["momentum"]) * good
+                local(state["exp_avg"]).lerp_(local(gradient_of(matrix)), weight)
+            squares.lerp_((gradients @ basis).square(), decay)
+            whitened = turned(share("exp_avg")) @ basis / (squares.sqrt() + EPS)
+            directions = newton_schulz(turned(whitened @ basis.mT))
+            move(matrices, directions, group, good)
         if steps == 0:
-            # of a bad step, which is skipped, no basis could be made
-            finite = gathered(state["covariance"]).nan_to_num(0.0, 0.0, 0.0)
-            vectors = torch.linalg.eigh(finite)[1]
-            _fill(state["basis"], vectors.flip(1), parameter)
-        elif steps % every == 0:
+            vectors = torch.linalg.eigh(covariance)[1].flip(-1)
+            basis = torch.where(good > 0, vectors, basis)
+        elif steps % group["every"] == 0:
             # Follow the covariance by one power iteration; columns are sorted by their
             # eigenvalues, and the second moments with them.
-            covariance = gathered(state["covariance"])
-            basis = gathered(state["basis"])
-            order = (basis * (covariance @ basis)).sum(dim=0).argsort(descending=True)
-            squares = gathered(state["exp_avg_sq"]).index_select(
-                1 if _has_fewer_columns(parameter) else 0, order
+            products = covariance @ basis
+            order = (
+                (basis * products).sum(dim=-2, keepdim=True).argsort(descending=True)
             )
-            rotated = torch.linalg.qr(covariance @ basis[:, order])[0]
-            _fill(state["exp_avg_sq"], squares, parameter)
-            _fill(state["basis"], rotated, parameter)
-        state["step"] += 1
+            rotated = torch.linalg.qr(products.take_along_dim(order, -1))[0]
+            basis = torch.where(good > 0, rotated, basis)
+            sorted_squares = squares.take_along_dim(order, -1)
+            squares = torch.where(good > 0, sorted_squares, squares)
+        keep("covariance", covariance)
+        keep("basis", basis)
+        keep("exp_avg_sq", turned(squares))
+        for state in states:
+            state["step"] += good
 
-    def _move(self, matrix: Tensor, gradient: Tensor, group: Group) -> None:
-        """Update a matrix; `gradient` is turned so that its columns are the shorter
-        side.
-        """
-        state, weight = self.state[matrix], local(matrix)
-        is_turned = not _has_fewer_columns(matrix)
-        basis = gathered(state["basis"])
-
-        def rotated(full: Tensor) -> Tensor:
-            return _sharded((full @ basis).T if is_turned else full @ basis, matrix)
-
-        squares = local(rotated(gradient)) ** 2
-        local(state["exp_avg_sq"]).lerp_(squares, 1.0 - group["beta2"])
-        mean = gathered(state["exp_avg"])
-        whitened = gathered(
-            rotated(mean.T if is_turned else mean) / (state["exp_avg_sq"].sqrt() + EPS)
-        )
-        direction = basis @ whitened if is_turned else whitened @ basis.T
-        update = local(_sharded(newton_schulz(direction).to(matrix.dtype), matrix))
-        lr = group["lr"]
-        weight.mul_(1.0 - lr * group["weight_decay"])
-        weight.sub_(update, alpha=lr * ADAMWS_RMS * math.sqrt(max(matrix.shape)))
-
-
-def _has_fewer_columns(matrix: Tensor) -> bool:
-    return matrix.size(1) <= matrix.size(0)
-
-
-def _sharded(full: Tensor, matrix: Tensor) -> Tensor:
-    """Distribute a tensor that every process has like a matrix."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    if not isinstance(matrix, DTensor):
-        return full
-    mesh = matrix.device_mesh
-    replicated = DTensor.from_local(
-        full, mesh, [Replicate()] * mesh.ndim, run_check=False
-    )
-    return replicated.redistribute(placements=matrix.placements)
-
-
-def _fill(moment: Tensor, full: Tensor, matrix: Tensor) -> None:
-    local(moment).copy_(local(_sharded(full, matrix)))
+    def _steps_done(self, matrix: nn.Parameter, every: int) -> int:
+        steps = self._counts.get(matrix)
+        if steps is None or steps % every in (0, 1 % every):
+            steps = int(self.state[matrix]["step"].item())
+        self._counts[matrix] = steps + 1
+        return steps
 
 
 build = SoapMuon

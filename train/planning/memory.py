@@ -157,8 +157,10 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     kept = of_layer * tokens * shape.layers / form.tensor
     if load.checkpointing:
         kept += in_block * tokens / form.tensor
-    # The current block and the prefetched one, and parameters outside blocks.
-    gathered = (4 * block + root) * COMPUTE_BYTES
+    # The current block and the prefetched one; outside blocks the root's weights, or an
+    # embedding and an output layer, which are gathered one by one.
+    outside = root if shape.tied_embeddings else root / 2
+    gathered = (4 * block + outside) * COMPUTE_BYTES
     if form.weights > 1:
         gathered += MASTER_BYTES * block
     loss = (
