@@ -182,7 +182,7 @@ class FeedForward(nn.Module):
 class OutputLayer(nn.Linear):
     """Matrix of a head, which FSDP gathers while the head runs."""
 
-    def forward(self, hidden: Tensor, head: Head) -> Any:
+    def forward(self, hidden: Tensor, head: Head) -> Any:  # type: ignore[override]
         """Apply a head to hidden states (n, t, d)."""
         return head(hidden, self.weight)
 
@@ -326,7 +326,7 @@ class Llama(ShapedModel):
         if cache is not None:
             cache.length += t
 
-        def apply(hidden: Tensor, matrix: Tensor) -> Any:
+        def apply(hidden: Tensor, matrix: Any) -> Any:
             if self.tensor_mesh is not None:
                 hidden = whole(hidden)
                 matrix = whole(matrix)

@@ -32,8 +32,8 @@ def share_out(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> 
     stack = torch.stack([local(tensor).to(dtype) for tensor in tensors])
     if not isinstance(tensors[0], DTensor):
         return stack
-    by_shards = tensors[0].unsqueeze(0).placements
-    return _redistributed(stack, tensors, by_shards, _by_matrices(tensors[0]))
+    by_shards, by_matrices = _layouts(tensors[0])
+    return _redistributed(stack, tensors, by_shards, by_matrices)
 
 
 def give_back(share: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -43,15 +43,16 @@ def give_back(share: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     from torch.distributed.tensor import DTensor
 
     if isinstance(tensors[0], DTensor):
-        by_shards = tensors[0].unsqueeze(0).placements
-        share = _redistributed(share, tensors, _by_matrices(tensors[0]), by_shards)
+        by_shards, by_matrices = _layouts(tensors[0])
+        share = _redistributed(share, tensors, by_matrices, by_shards)
     return share.to(tensors[0].dtype).unbind()
 
 
-def _by_matrices(tensor: Any) -> list[Any]:
+def _layouts(matrix: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Placements of a stack of matrices: sharded like one of them, and shared out."""
     from torch.distributed.tensor import Shard
 
-    return [Shard(0)] * tensor.device_mesh.ndim
+    return matrix.unsqueeze(0).placements, [Shard(0)] * matrix.device_mesh.ndim
 
 
 def _redistributed(
