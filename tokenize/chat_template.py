@@ -410,9 +410,7 @@ def _start_of_next_turn(
     """
     calls = message.get("tool_calls")
     # without the reasoning, which may be dropped once a turn follows
-    answer = {"role": "assistant", "content": "x"} | (
-        {"tool_calls": calls} if calls else {}
-    )
+    answer = {"role": "assistant", "content": "x", "tool_calls": calls or []}
     following = {"role": "tool" if calls else "user", "content": "x"}
     with suppress(*TEMPLATE_ERRORS):
         written = write([*context, answer])

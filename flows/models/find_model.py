@@ -54,9 +54,9 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
             "the folder of a training stage, or a manifest (*.yaml)"
         )
     if tokenizer is not None:
-        return ModelFolders(folder, _without_code(as_path(tokenizer)))
+        return ModelFolders(folder, _given_tokenizer(tokenizer))
     if (folder / TOKENIZER).exists():
-        return ModelFolders(folder, _without_code(folder))
+        return ModelFolders(folder, folder)
     for parent in list(folder.parents)[:2]:
         record = parent / "stage.json"
         inputs = read_inputs(read_json(record)) if record.exists() else {}
@@ -67,7 +67,7 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
             moved = parent.parent.parent / TOKENIZER_STAGE / name / "data"
             for candidate in (recorded, moved):
                 if (candidate / TOKENIZER).exists():
-                    return ModelFolders(folder, _without_code(candidate))
+                    return ModelFolders(folder, candidate)
     raise ModelNotFoundError(
         f"{folder} has no {TOKENIZER}, and no record of the stage that trained the "
         "model; copy its tokenizer's files there, or name their folder with --tokenizer"
@@ -98,22 +98,20 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
             f"{session.manifest_file}: no model is trained yet; "
             f"run: {session.command('run')}"
         )
-    folder = own_tokenizer.data
-    if tokenizer is not None:
-        folder = _without_code(as_path(tokenizer))
+    folder = own_tokenizer.data if tokenizer is None else _given_tokenizer(tokenizer)
     return ModelFolders(trained.data / "model", folder)
 
 
-def _without_code(tokenizer: Path) -> Path:
-    """Refuse a tokenizer's folder with code: a folder may be anybody's, a manifest
-    names the code that it runs.
+def _given_tokenizer(folder: str) -> Path:
+    """Folder of a tokenizer named on the command line.
 
     Raises:
-        ModelNotFoundError: it has no tokenizer, or a function writes its conversations.
+        ModelNotFoundError: it has none.
     """
-    if not (tokenizer / TOKENIZER).exists():
+    path = as_path(folder)
+    if not (path / TOKENIZER).exists():
         raise ModelNotFoundError(
-            f"{tokenizer} has no {TOKENIZER}; give the folder that holds one, or "
+            f"{path} has no {TOKENIZER}; give the folder that holds one, or "
             "leave --tokenizer out for the model's own"
         )
-    return tokenizer
+    return path

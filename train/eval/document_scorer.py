@@ -16,13 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gristmill.tokenize.encoding.tokenizer import (
-    END_OF_TEXT_NAMES,
-    configured_end_of_text,
-    count_token_bytes,
-    first_known,
-)
-from gristmill.train.data.conversation_tokens import TOKENIZER_FILE
+from gristmill.tokenize.encoding.tokenizer import TOKENIZER_FILE, load
 from gristmill.train.eval.held_out import LARGEST_EXPONENT
 from gristmill.train.eval.likelihood import Request, score_requests
 from gristmill.train.models.transformer import Llama
@@ -49,9 +43,9 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
 
     Raises:
         ModelFolderError: a file is missing, or model and tokenizer do not match.
+        gristmill.tokenize.encoding.tokenizer.TokenizerError: it has no token that ends a
+            text.
     """
-    from tokenizers import Tokenizer
-
     path = Path(folder)
     weights = INDEX_FILE if (path / INDEX_FILE).is_file() else WEIGHTS_FILE
     missing = [
@@ -69,27 +63,18 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(path, device)
-    tokenizer = Tokenizer.from_file(str(path / TOKENIZER_FILE))
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    token_bytes = count_token_bytes(tokenizer)
-    end_of_text = first_known(tokenizer, END_OF_TEXT_NAMES) or configured_end_of_text(
-        path, tokenizer
-    )
-    start = None if end_of_text is None else tokenizer.token_to_id(end_of_text)
-    if start is None or len(token_bytes) > model.shape.vocab_size:
+    tokenizer = load(path)
+    token_bytes = tokenizer.token_bytes
+    if len(token_bytes) > model.shape.vocab_size:
         raise ModelFolderError(
-            f"{folder}: its tokenizer ({len(token_bytes)} tokens, end of text "
-            f"{start}) does not fit "
-            f"its model ({model.shape.vocab_size} tokens): they do not belong together"
+            f"{folder}: its tokenizer has {len(token_bytes)} tokens, its model "
+            f"{model.shape.vocab_size}: they do not belong together"
         )
 
     def score(texts: Sequence[str]) -> dict[str, np.ndarray]:
-        encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [
-            np.array([start, *encoding.ids[:max_tokens]], np.int64)
-            for encoding in encoded
+            np.array([tokenizer.eos, *encoding.ids[:max_tokens]], np.int64)
+            for encoding in tokenizer.encode(texts)
         ]
         nll = np.array([score_document(model, row) for row in ids])
         tokens = np.array([len(row) - 1 for row in ids], np.float64)
