@@ -169,18 +169,16 @@ def leaks(facts: Facts, name: str = "evaluate") -> MaybeSection:
     for model, by_task in facts.evaluation.contamination.items():
         for task, leak in by_task.items():
             items = f"{leak['contaminated']} of {leak['items']}"
-            metrics = {
-                metric: read_as(dict[str, Measure], values)
-                for metric, values in leak.items()
-                if isinstance(values, Mapping)
-            }
+            metrics = read_as(dict[str, dict[str, Measure]], leak["metrics"])
             for metric, sides in metrics.items() or [("", {})]:
-                values = [
-                    f"{sides[side].value:.4f}" if side in sides else "-"
-                    for side in ("contaminated", "clean")
-                ]
+                values = map(sides.get, ("contaminated", "clean"))
                 rows.append([task, model, items, metric, *values])
-    columns = {"items found": ">", "metric": "", "on these": ">", "on the others": ">"}
+    columns = {
+        "items found": ">",
+        "metric": "",
+        "on these": ".4f",
+        "on the others": ".4f",
+    }
     return section_of(
         "Contamination of tasks", table({"task": "", "model": "", **columns}, rows)
     )

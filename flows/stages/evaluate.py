@@ -48,7 +48,7 @@ def libraries(manifest: Manifest) -> Iterator[Library]:
 
 STAGE = Stage(
     "evaluate",
-    7,
+    8,
     "gristmill.train.stages.evaluate:run",
     configure,
     only("tokenizer", "mix", *MODELS),

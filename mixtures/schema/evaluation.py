@@ -123,11 +123,12 @@ class Task(Section):
         return value
 
     def _problems(self) -> Iterator[str]:
-        own_keys = self.model_fields_set - PUBLISHED_TASK_KEYS
+        changed = self.model_dump(exclude_defaults=True)
+        own_keys = sorted(changed.keys() - PUBLISHED_TASK_KEYS)
         if self.kind is None and own_keys:
             yield (
-                f"{', '.join(sorted(own_keys))}: only for files of your own; give "
-                "their `kind`, or remove the keys"
+                f"{', '.join(own_keys)}: only for files of your own; give their "
+                "`kind`, or remove the keys"
             )
         elif self.metrics and self.kind != "generate":
             yield (

@@ -252,7 +252,7 @@ def test_metrics_of_the_guide_measure_models(
         tmp_path / "evaluate",
     )
     task = evaluation["models"]["pretrain"]["tasks"]["words"]
-    assert set(task["same_first_letter"]) == {"value", "stderr", "low", "high"}
+    assert set(task["same_first_letter"]) == {"value", "low", "high"}
     assert set(task["variety"]) == {"value"}
     assert task["variety"]["value"] in (1 / 3, 2 / 3, 1.0)
 

@@ -238,9 +238,9 @@ def test_best_reference_of_an_answer_counts(
     )
     result = answered(language, section)
     assert result.per_item["exact_match"].tolist() == [1.0, 0.0]
-    assert [(one["answer"], one["reference"]) for one in result.samples] == [
-        (" a hundred ", "two"),
-        ("blue", "socket"),
+    assert [(one["answer"], one["target"]) for one in result.samples] == [
+        (" a hundred ", ["two", "a hundred"]),
+        ("blue", ["socket", "red", "seven"]),
     ]
 
 
@@ -328,8 +328,8 @@ def test_leaked_items_are_found_in_training_rows(
     summary = effect(share, {"acc": np.array([1.0, 0.0])}, section, 0, 10)
     assert (summary["contaminated"], summary["worst"][0]) == (1, 1)
     assert (
-        summary["acc"]["contaminated"]["value"],
-        summary["acc"]["clean"]["value"],
+        summary["metrics"]["acc"]["contaminated"]["value"],
+        summary["metrics"]["acc"]["clean"]["value"],
     ) == (1.0, 0.0)
 
 
@@ -433,3 +433,8 @@ def test_two_tasks_of_a_name_are_rejected(sciq: Path, questions: Path) -> None:
 def test_published_task_needs_its_data_alone(settings: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Evaluate.model_validate({"tasks": [settings]})
+
+
+def test_published_task_is_read_from_its_dump() -> None:
+    section = Task(name="hellaswag", path=OutsidePath("a"), num_fewshot=5)
+    assert Task.model_validate(section.model_dump()) == section

@@ -6,12 +6,13 @@ Imported only where tasks are configured, since lm_eval is an extra.
 
 from __future__ import annotations
 
-import functools
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import chain
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
@@ -74,7 +75,7 @@ FUNCTIONS_OF_MEANS = (
     "word_perplexity,",
 )
 """Metrics that are functions of the means of the items' values."""
-task_manager = functools.cache(TaskManager)
+task_manager = cache(TaskManager)
 """Index of all tasks of lm-evaluation-harness, which takes seconds to build."""
 LOADING_ERRORS = (
     AttributeError,
@@ -90,14 +91,11 @@ LOADING_ERRORS = (
 """Errors of a task's own code, such as a library that it lacks, and of its data set."""
 
 
-def perplexity(logps: Sequence[float]) -> float:
-    """Perplexity of answers with some log-likelihoods."""
-    return math.exp(min(-mean(logps), LARGEST_EXPONENT))
-
-
-def weighted_perplexity(pairs: Sequence[tuple[float, float]]) -> float:
-    """Perplexity per unit of texts: pairs of log-likelihood and number of units."""
-    return math.exp(min(-weighted_mean(pairs), LARGEST_EXPONENT))
+def perplexity(average: Aggregation, values: Sequence[Any]) -> float:
+    """Exponential of an average of negative log-likelihoods, at most that of
+    LARGEST_EXPONENT.
+    """
+    return math.exp(min(-average(values), LARGEST_EXPONENT))
 
 
 def mean_brier(pairs: Sequence[tuple[int, np.ndarray]]) -> float:
@@ -124,11 +122,11 @@ METRICS = {
         metric("acc_bytes"),
         metric("brier_score", mean_brier),
     ],
-    "cloze": [metric("acc"), metric("perplexity", perplexity)],
+    "cloze": [metric("acc"), metric("perplexity", partial(perplexity, mean))],
     "rolling": [
         metric("bits_per_byte", bits_per_byte),
-        metric("byte_perplexity", weighted_perplexity),
-        metric("word_perplexity", weighted_perplexity),
+        metric("byte_perplexity", partial(perplexity, weighted_mean)),
+        metric("word_perplexity", partial(perplexity, weighted_mean)),
     ],
     "generate": [metric("exact_match", regexes_to_ignore=[r"^\s+|\s+$"])],
 }
@@ -201,21 +199,19 @@ class HarnessModel(TemplateLM):
     ) -> list[float]:
         """Log-likelihoods of whole texts, in windows of the model's length."""
         windows = [
-            (number, *make_disjoint_window(window))
-            for number, request in enumerate(requests)
-            for window in get_rolling_token_windows(
-                self.tok_encode(request.args[0]),
-                self.prefix_token_id,
-                self.language.length,
-                context_len=1,
-            )
+            [
+                ("", *make_disjoint_window(window))
+                for window in get_rolling_token_windows(
+                    self.tok_encode(request.args[0]),
+                    self.prefix_token_id,
+                    self.language.length,
+                    context_len=1,
+                )
+            ]
+            for request in requests
         ]
-        logps = [0.0] * len(requests)
-        for (number, *_), (logp, _) in zip(
-            windows, self._loglikelihood_tokens(windows), strict=True
-        ):
-            logps[number] += logp
-        return logps
+        scores = iter(self._loglikelihood_tokens([*chain(*windows)]))
+        return [sum(next(scores)[0] for _ in of_text) for of_text in windows]
 
     def generate_until(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -259,11 +255,11 @@ class HarnessModel(TemplateLM):
 
 
 class AnswerSample(TypedDict):
-    """End of a prompt, the model's answer, and a reference answer."""
+    """End of a prompt, the model's answer, and the reference answer or answers."""
 
     prompt: str
     answer: str
-    reference: str
+    target: object
 
 
 @dataclass
@@ -305,14 +301,6 @@ class HarnessTask:
     loaded: TaskDict
     cache: TemporaryDirectory[str]
 
-    @property
-    def generates(self) -> bool:
-        """True if a model has to write answers."""
-        return any(
-            task.OUTPUT_TYPE == "generate_until"
-            for task in self.loaded["tasks"].values()
-        )
-
     def questions(self) -> dict[str, list[str]]:
         """Texts of each task's items with their right answers, without shots."""
         return {
@@ -339,17 +327,22 @@ class HarnessTask:
             resampled[name] = {"sample_len": result.items}
             for key, _ in _metrics(measured):
                 values, aggregate = _item_values(task, key, samples)
-                if aggregate is mean or key.startswith("bits_per_byte,"):
-                    result.per_item[_shown(key)] = np.array(
-                        [aggregate([value]) for value in values]
-                    )
                 if aggregate is mean or key.startswith(FUNCTIONS_OF_MEANS):
                     resampled[name][key] = _resampled(
                         values, aggregate, seeded_key(seed, name), bootstrap_samples
                     )
+                    if "perplexity" not in key:
+                        result.per_item[key.removesuffix(",none")] = np.array(
+                            [aggregate([value]) for value in values]
+                        )
             if task.OUTPUT_TYPE == "generate_until":
                 result.samples = [
-                    _answer(sample) for sample in samples[: min(SAMPLES, result.items)]
+                    {
+                        "prompt": sample["arguments"][0][0][-SAMPLE_CHARACTERS:],
+                        "answer": sample["resps"][0][0],
+                        "target": sample["target"],
+                    }
+                    for sample in samples[: min(SAMPLES, result.items)]
                 ]
         for name, group in self.loaded["groups"].items():
             resampled[name] = group.aggregate(resampled)
@@ -359,7 +352,7 @@ class HarnessTask:
                 estimate: Estimate = {"value": value}
                 if key in resampled[name]:
                     estimate |= percentiles(resampled[name][key])
-                result.metrics[_shown(key)] = estimate
+                result.metrics[key.removesuffix(",none")] = estimate
         for metric in self.section.metrics:
             result = results[self.section.name]
             samples = evaluation["samples"][self.section.name]
@@ -408,8 +401,8 @@ def load_tasks(sections: Sequence[Task]) -> list[HarnessTask]:
     """
     tasks = []
     for section in sections:
-        cache = TemporaryDirectory(prefix="gristmill-")
-        with _alone(cache):
+        prepared = TemporaryDirectory(prefix="gristmill-")
+        with _alone(prepared):
             loaded = (
                 _published(section)
                 if section.kind is None
@@ -426,7 +419,7 @@ def load_tasks(sections: Sequence[Task]) -> list[HarnessTask]:
                 "num_fewshot",
                 default if section.num_fewshot is None else section.num_fewshot,
             )
-        tasks.append(HarnessTask(section, loaded, cache))
+        tasks.append(HarnessTask(section, loaded, prepared))
     names = [
         name
         for task in tasks
@@ -444,8 +437,8 @@ def _published(section: Task) -> TaskDict:
     if entry is None:
         raise TaskError(
             f"task {name}: lm-evaluation-harness has none of this name"
-            f"{did_you_mean(name, manager.all_tasks)}; "
-            "a task in files of your own has a `kind`"
+            f"{did_you_mean(name, manager.all_tasks) or '.'} Give `kind` if the files "
+            "are your own"
         )
     if (entry.cfg or {}).get("unsafe_code"):
         raise TaskError(
@@ -535,11 +528,6 @@ def _metrics(measured: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield key, float(value)
 
 
-def _shown(key: str) -> str:
-    """Name of a metric in results."""
-    return key.removesuffix(",none")
-
-
 def _item_values(
     task: ConfigurableTask, key: str, samples: Sequence[Any]
 ) -> tuple[list[Any], Aggregation]:
@@ -606,13 +594,3 @@ def _question(task: ConfigurableTask, item: Any) -> str:
     if choices and isinstance(target, int):
         target = choices[target]
     return f"{text} {target}"
-
-
-def _answer(sample: Mapping[str, Any]) -> AnswerSample:
-    """Generated answer of an item."""
-    target = sample["target"]
-    return {
-        "prompt": sample["arguments"][0][0][-SAMPLE_CHARACTERS:],
-        "answer": sample["resps"][0][0],
-        "reference": str(target[0] if isinstance(target, list) else target),
-    }

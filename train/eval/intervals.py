@@ -1,6 +1,4 @@
-"""Uncertainty of measurements: standard errors, bootstrap intervals, and paired
-differences.
-"""
+"""Uncertainty of measurements: bootstrap intervals and paired differences."""
 
 from __future__ import annotations
 
@@ -24,7 +22,6 @@ class Estimate(TypedDict, total=False):
     Attributes:
         value: as measured.
         low, high: limits of its interval at 95 %.
-        stderr: standard error of a mean.
         units: number of items, prompts or pairs that it was measured on.
         significant: of a difference, True if the interval excludes zero.
     """
@@ -32,7 +29,6 @@ class Estimate(TypedDict, total=False):
     value: float
     low: float
     high: float
-    stderr: float
     units: int
     significant: bool
 
@@ -40,16 +36,9 @@ class Estimate(TypedDict, total=False):
 def mean_with_interval(
     values: np.ndarray, seed: int, bootstrap_samples: int
 ) -> Estimate:
-    """Mean of n values, its standard error (sample deviation / root n) and its
-    bootstrap interval.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    return {
-        "stderr": (
-            float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
-        ),
-        **interval(values[:, None], lambda means: means[:, 0], seed, bootstrap_samples),
-    }
+    """Mean of n values and its bootstrap interval."""
+    columns = np.asarray(values, dtype=np.float64)[:, None]
+    return interval(columns, lambda means: means[:, 0], seed, bootstrap_samples)
 
 
 def share_with_interval(hits: np.ndarray) -> Estimate | None:

@@ -20,7 +20,7 @@ from gristmill.dataprep.decontamination.ngram import (
     find_ngrams,
 )
 from gristmill.mixtures.schema.evaluation import Contamination
-from gristmill.train.eval.intervals import Estimate, mean_with_interval
+from gristmill.train.eval.intervals import mean_with_interval
 from gristmill.train.loop.batch_plan import slices
 from gristmill.train.loop.rows_read import RowsRead
 
@@ -99,12 +99,12 @@ def effect(
     section: Contamination,
     seed: int,
     bootstrap_samples: int,
-) -> dict[str, int | list[int] | dict[str, Estimate]]:
+) -> dict[str, object]:
     """Effect of contamination on a task.
 
     Returns:
         `items`; `contaminated`: number of items; `worst`: numbers of the items with the
-        largest shares; and every metric by `contaminated` and `clean` items.
+        largest shares; and `metrics`, each by `contaminated` and `clean` items.
     """
     leaked = share >= section.min_coverage
     worst = np.argsort(-share, kind="stable")[:WORST_ITEMS] + 1
@@ -120,5 +120,5 @@ def effect(
         "items": len(share),
         "contaminated": int(leaked.sum()),
         "worst": worst.tolist() if leaked.any() else [],
-        **metrics,
+        "metrics": metrics,
     }

@@ -53,7 +53,10 @@ class InLoopTasks:
         self._last = last
         self._tasks = open_tasks(tasks)
         for task in self._tasks:
-            if task.generates:
+            if any(
+                loaded.OUTPUT_TYPE == "generate_until"
+                for loaded in task.loaded["tasks"].values()
+            ):
                 raise TaskError(
                     f"task {task.section.name}: the model writes answers, which is not "
                     "measured during training; move it to `evaluate:`"

@@ -108,24 +108,19 @@ def run(
             inputs[name] / MODEL, str(device), runs_own_code=True, kind=None
         )
         sources = measure_sources(model, packed, tokenizer, section)
+        models[name] = {"sources": sources, "tasks": {}, "samples": []}
+        answered[name] = {}
         # manifests ask for no other measurement of encoders
-        if model.shape.kind != "decoder":
-            answered[name] = {}
-            models[name] = {"sources": sources, "tasks": {}, "samples": []}
-        else:
+        if model.shape.kind == "decoder":
             language = with_tokenizer(model, tokenizer)
             answered[name] = answer_tasks(language, section, tasks)
-            models[name] = {
-                "sources": sources,
+            models[name] |= {
                 "tasks": {
                     task: result.summary for task, result in answered[name].items()
                 },
+                "suites": answer_suites(language, section, suites),
+                "samples": sample(language, section, asked=name not in CONTINUING),
             }
-            if section.suites:
-                models[name]["suites"] = answer_suites(language, section, suites)
-            models[name]["samples"] = sample(
-                language, section, asked=name not in CONTINUING
-            )
         context.progress(number + 1, len(names), "models")
     evaluation: Evaluation = {
         "models": models,
