@@ -345,7 +345,12 @@ def test_reimplemented_sigmoid_equals_the_built_in_loss(tmp_path: Path) -> None:
         assert torch.equal(ours, theirs)
 
 
-REFERENCES = [["yes", "yep"], ["no"]]
+def samples(*answers: str) -> list[dict[str, Any]]:
+    """Answered items, as lm-evaluation-harness returns them."""
+    return [
+        {"filtered_resps": [answer], "doc": {"target": target}}
+        for answer, target in zip(answers, (["yes", "yep"], ["no"]), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -386,8 +391,7 @@ def test_wrong_metric_is_rejected_with_file_and_line(
                 use=take_code(OwnFunction("./own.py:f"), tmp_path),
                 time_limit_seconds=0.5,
             ),
-            ["yes", "maybe"],
-            REFERENCES,
+            samples("yes", "maybe"),
         )
 
 
@@ -403,13 +407,12 @@ def test_metric_gets_all_references_and_returns_values_or_a_number(
         for name in ("each", "whole")
     }
     assert own_metric(
-        OwnMetric(use=functions["each"]), ["yep", "yep"], REFERENCES
+        OwnMetric(use=functions["each"]), samples("yep", "yep")
     ).tolist() == [1.0, 0.0]
     assert (
         own_metric(
             OwnMetric(**{"use": functions["whole"], "with": {"add": 4}}),
-            ["", ""],
-            REFERENCES,
+            samples("", ""),
         )
         == 7.0
     )

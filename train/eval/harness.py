@@ -354,18 +354,13 @@ class HarnessTask:
                     estimate |= percentiles(resampled[name][key])
                 result.metrics[key.removesuffix(",none")] = estimate
         for metric in self.section.metrics:
-            result = results[self.section.name]
-            samples = evaluation["samples"][self.section.name]
-            scores = own_metric(
-                metric,
-                [sample["filtered_resps"][0] for sample in samples],
-                [sample["doc"]["target"] for sample in samples],
-            )
+            name = self.section.name
+            scores = own_metric(metric, evaluation["samples"][name])
             if isinstance(scores, float):
-                result.metrics[metric.called] = {"value": scores}
+                results[name].metrics[metric.called] = {"value": scores}
             else:
-                result.per_item[metric.called] = scores
-                result.metrics[metric.called] = mean_with_interval(
+                results[name].per_item[metric.called] = scores
+                results[name].metrics[metric.called] = mean_with_interval(
                     scores, seed, bootstrap_samples
                 )
         return results
@@ -555,17 +550,17 @@ def _resampled(
     return np.array([aggregate([tuple(row) if row[1:] else row[0]]) for row in means])
 
 
-def own_metric(
-    metric: OwnMetric, answers: Sequence[str], references: Sequence[Sequence[str]]
-) -> np.ndarray | float:
-    """Values of a user's metric: (n,) per item, or one number for all.
+def own_metric(metric: OwnMetric, samples: Sequence[Any]) -> np.ndarray | float:
+    """Values of a user's metric on n answered items: (n,), or one number for all.
 
     Raises:
         OwnCodeError: the function fails, or returns another shape or a number that is
             not finite.
     """
     function = load_own(metric, "predictions", "references")
-    returned = call_own(metric, function, list(answers), list(map(list, references)))
+    answers = [sample["filtered_resps"][0] for sample in samples]
+    references = [sample["doc"]["target"] for sample in samples]
+    returned = call_own(metric, function, answers, references)
     with blaming(metric.use):
         values = np.asarray(returned, dtype=np.float64)
     if values.shape not in ((), (len(answers),)):
