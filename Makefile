@@ -73,6 +73,7 @@ api: .venv/installed
 # The rules, the index of papers, and what the benchmarks' pages say together: from the code, and from those pages.
 reference: .venv/installed
 	mkdir -p docs/reference
+	$(BIN)/python .ci/manifest_reference.py docs/manifest
 	$(BIN)/python .ci/rules_reference.py > docs/reference/rules.md
 	$(BIN)/python .ci/model_families.py > docs/reference/model-families.md
 	$(BIN)/python .ci/paper_index.py > docs/papers.md

@@ -195,8 +195,8 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
         weight = max(round(sizes[name] / total, 3), 0.001)
         lines.append(f"    weight: {weight:g}   # its share of the text")
     parts = [
-        "# Written by `gristmill new` from a look at the data; for a reference of all "
-        f"keys run: gristmill schema --markdown DIR\nname: {wishes.name}\nseed: 1\n",
+        "# Written by `gristmill new` from a look at the data; `gristmill schema` "
+        f"prints all keys\nname: {wishes.name}\nseed: 1\n",
         "\n".join(lines) + "\n",
         _prepare(wishes, looks),
     ]

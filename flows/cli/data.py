@@ -206,23 +206,11 @@ def lock(manifest: ManifestArgument) -> None:
 
 
 @app.command()
-def schema(
-    markdown: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR",
-            help="Write the reference to this folder, one Markdown page per section, "
-            "instead of the schema.",
-        ),
-    ] = None,
-) -> None:
-    """Print the manifest's JSON Schema, for editors."""
-    from gristmill.flows.authoring.manifest_reference import write_pages
+def schema() -> None:
+    """Print the manifest's JSON Schema, for editors and as a list of every key."""
+    import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` in the schema
     from gristmill.mixtures.manifest import Manifest
 
-    if markdown is not None:
-        write_pages(markdown)
-        raise Exit
     print_json(Manifest.model_json_schema())
 
 

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.authoring.manifest_reference import (
-    INDEX,
-    anchor_of,
-    pages,
-    write_pages,
-)
 from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.rules import GopherQuality
+from tests.ci_scripts import load_script
 
+REFERENCE = load_script("manifest_reference")
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "manifest"
 
 
@@ -25,13 +21,13 @@ def test_committed_reference_pages_match_the_schema() -> None:
     written = {
         path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")
     }
-    assert written == pages(), "run: gristmill schema --markdown docs/manifest"
+    assert written == REFERENCE.pages(), "run: make reference"
 
 
 def test_every_section_has_a_page_and_every_key_a_kind_a_default_and_a_meaning() -> (
     None
 ):
-    written = pages()
+    written = REFERENCE.pages()
     rows = [
         line
         for text in written.values()
@@ -42,18 +38,18 @@ def test_every_section_has_a_page_and_every_key_a_kind_a_default_and_a_meaning()
     assert "| `packing` | `stream`, `best_fit` | `stream` |" in written["mix.md"]
     assert "## `prepare[].dedup.minhash`" in written["prepare-dedup.md"]
     assert "## `sources.<name>`" in written["sources.md"]
-    assert "| [`pretrain`](pretrain.md) |" in written[INDEX]
+    assert "| [`pretrain`](pretrain.md) |" in written[REFERENCE.INDEX]
     assert len(rows) > 250
     assert [line for line in rows if not line.split("|")[-2].strip()] == []
 
 
 def test_reference_pages_are_short_and_links_resolve() -> None:
-    written = pages()
+    written = REFERENCE.pages()
     assert max(map(len, written.values())) < 40_000
     for text in written.values():
         for page, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", text):
             anchors = {
-                anchor_of(heading)
+                REFERENCE.anchor_of(heading)
                 for heading in re.findall(r"^## (.*)$", written[page], re.MULTILINE)
             }
             assert not anchor or anchor in anchors, (page, anchor)
@@ -61,8 +57,8 @@ def test_reference_pages_are_short_and_links_resolve() -> None:
 
 def test_write_pages_deletes_pages_of_removed_sections(tmp_path: Path) -> None:
     (tmp_path / "former.md").write_text("")
-    write_pages(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == set(pages())
+    REFERENCE.write_pages(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(REFERENCE.pages())
 
 
 @pytest.mark.slow

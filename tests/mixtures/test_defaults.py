@@ -9,9 +9,11 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from gristmill.flows.authoring.manifest_reference import alternatives
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
+from tests.ci_scripts import load_script
+
+alternatives = load_script("manifest_reference").alternatives
 
 MANIFEST = """
 name: small
