@@ -136,7 +136,7 @@ def test_an_installed_wheel_runs_the_demo_in_an_empty_folder(
         check=True,
     ).stdout.strip()
     assert package_folder == str(packages / "gristmill")
-    assert "pretrain" in gristmill_output("demo", "--dry-run")
+    assert "pretrain" in gristmill_output("plan", "demo")
     assert "fineweb" in gristmill_output("recipes")
     gristmill_output("run", "demo", "--until", "ingest", "--no-ui")
     states = {

@@ -143,8 +143,11 @@ class Guard(GuardedProcess):
             "seconds": self.limits.seconds,
             "memory_bytes": self.limits.memory_bytes,
         }
-        time_outs = dict.fromkeys((signal.SIGPROF, signal.SIGALRM), self._late)
-        self.begin("gristmill.dataprep.readers.html", settings, time_outs)
+        self.begin(
+            "gristmill.dataprep.readers.html",
+            settings,
+            {signal.SIGPROF: self._late, signal.SIGALRM: self._late},
+        )
         self._answered = 0
         self._unsent = SimpleQueue()
         for page in self._pages:

@@ -36,7 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "recipes": "gristmill recipes fineweb",
         "try": 'gristmill try ./mine.py:is_recipe --on "data/*.jsonl"',
         "lock": "gristmill lock mine.yaml",
-        "schema": "gristmill schema > manifest.schema.json",
+        "schema": "gristmill schema",
         "export-documents": "gristmill export-documents mine.yaml --format parquet "
         "--out clean/",
         "export-tokens": "gristmill export-tokens mine.yaml --format megatron --out "

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Argument, Option, echo
+from typer import Argument, echo
 
 from gristmill.flows.cli.application import (
     JsonOption,
@@ -33,10 +33,6 @@ def demo(
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: NoUiOption = False,
-    dry_run: Annotated[
-        bool,
-        Option("--dry-run", help="Only print which stages would run, and why."),
-    ] = False,
 ) -> None:
     """Run the demo: train a tiny model on the text that comes with Python, in minutes
     on a CPU.
@@ -49,9 +45,6 @@ def demo(
         store=store,
         no_ui=no_ui,
         verify_inputs=False,
-        deterministic=False,
-        dry_run=dry_run,
-        as_json=False,
     )
 
 

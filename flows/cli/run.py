@@ -4,7 +4,6 @@ store.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -73,58 +72,31 @@ def run(
     verify_inputs: Annotated[
         bool, Option(help="Hash the content of all inputs.")
     ] = False,
-    deterministic: Annotated[
-        bool,
-        Option(
-            "--deterministic", help="Refuse nondeterministic operations in training."
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        Option("--dry-run", help="Only print which stages would run, and why."),
-    ] = False,
-    as_json: Annotated[
-        bool, Option("--json", help="With --dry-run: print JSON for scripts.")
-    ] = False,
     log_format: LogFormatOption = "text",
 ) -> None:
     """Run a manifest: committed stages are reused, unfinished ones resumed."""
     from gristmill.flows.running.stage_server import early_server
 
-    settings = list(set_ or [])
-    if deterministic:
-        settings.append("engine.deterministic=true")
-    with nullcontext() if dry_run else early_server(manifest, settings, store):
+    with early_server(manifest, set_ or [], store):
         from gristmill.mixtures.yaml_text import unknown_name
 
         session = open_or_exit(
             manifest,
-            settings,
+            set_,
             store,
             until=until,
             exactly=True,
             verify_inputs=verify_inputs,
-            allow_code=not dry_run,
+            allow_code=True,
         )
         for option, names in (("--force", force or []), ("--keep", keep or [])):
             for name in names:
                 if name not in session.plan:
                     stages = unknown_name(name, session.plan, "it has")
                     fail(f"{option}: this run has no stage {stages}")
-        if keep and (dry_run or set(keep) & set(force or [])):
-            fail(
-                "--keep changes the store: it excludes --dry-run, and --force of "
-                "the same stage"
-            )
+        if keep and set(keep) & set(force or []):
+            fail("--keep excludes --force of the same stage")
         refuse_force_on_hosts(session, bool(force))
-        if dry_run:
-            show_plan(session, frozenset(force or []), as_json)
-            raise Exit
-        if as_json:
-            fail(
-                "--json is only valid with --dry-run; to print the outputs of a "
-                f"finished run, use: {session.command('status', '--json')}"
-            )
         session.keep(keep or [])
         launch_and_exit(
             session, list(session.plan), force or [], not no_ui, log_format, True
@@ -290,14 +262,9 @@ def plan(
         prediction = predict_cost(session, int(sample_mb * 1e6), sample_seconds)
         print_json(prediction) if as_json else print_prediction(prediction)
         raise Exit(EXIT_STAGE_FAILED if prediction.refusals else 0)
-    show_plan(session, frozenset(), as_json)
-
-
-def show_plan(session: Session, force: frozenset[str], as_json: bool) -> None:
-    """Print what a run would do with each stage, and why."""
     from gristmill.flows.questions.what_changed import explain_plan, print_plan
 
-    rows = explain_plan(session, force)
+    rows = explain_plan(session, frozenset())
     print_json(rows) if as_json else print_plan(rows)
 
 
@@ -329,10 +296,6 @@ def logs(
             autocompletion=complete_stage,
         ),
     ] = None,
-    attempt: Annotated[
-        int | None,
-        Option(metavar="N", help="Number of an earlier attempt.", min=1),
-    ] = None,
     lines: Annotated[
         int,
         Option(
@@ -350,7 +313,7 @@ def logs(
     from gristmill.flows.questions.status import find_log, read_log
 
     session = open_or_exit(manifest, set_, store)
-    log = find_log(session, stage, attempt)
+    log = find_log(session, stage)
     echo(f"{log}:", err=True)
     printed = False
     for text in read_log(log, lines or None, follow):

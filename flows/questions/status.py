@@ -275,17 +275,16 @@ class NoLogError(LookupError):
     """No log to show; the message lists what exists."""
 
 
-def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
-    """Return the log of a stage's attempt.
+def find_log(session: Session, stage: str | None) -> Path:
+    """Return the log of a stage's newest attempt.
 
     Args:
         session: the opened manifest.
         stage: name; None means the stage that runs, else an unfinished one, else the
             last committed one.
-        attempt: number, from 1; None means the newest attempt with a log.
 
     Raises:
-        NoLogError: no such stage or attempt exists, or nothing has run yet.
+        NoLogError: no such stage exists, or nothing has run yet.
     """
     chosen = stage
     rows = [] if stage else stage_states(session)
@@ -310,12 +309,7 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
             f"{chosen} has no log here, since it has not been run; run it with: "
             f"{session.command('run', '--until', chosen)}"
         )
-    if attempt is not None and attempt not in attempts:
-        raise NoLogError(
-            f"{chosen} has no attempt {attempt}; its attempts are "
-            f"{', '.join(map(str, attempts))}"
-        )
-    return folder / f"{attempts[-1] if attempt is None else attempt}.log"
+    return folder / f"{attempts[-1]}.log"
 
 
 def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:

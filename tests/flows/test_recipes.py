@@ -181,7 +181,7 @@ def test_demo_is_planned_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = called("demo", "--dry-run", "--until", "dedup")
+    outcome = called("plan", "demo")
     assert outcome.exit_code == 0, outcome.output
     assert [line.split()[0] for line in outcome.stdout.splitlines()[1:5]] == [
         "ingest",

@@ -156,10 +156,11 @@ def test_commands_of_the_hosts_page_are_valid(folder: Path, tmp_path: Path) -> N
     commands = re.findall(r"^gristmill .*$", page, re.MULTILINE)
     assert [command.split()[1] for command in commands] == ["run", "slurm"]
     for command, more in zip(
-        commands, (["--dry-run"], ["--out", str(tmp_path / "jobs")]), strict=True
+        commands, ([], ["--out", str(tmp_path / "jobs")]), strict=True
     ):
         words = (
-            command.replace("demo.yaml", str(folder / "m.yaml"))
+            command.replace("gristmill run", "gristmill plan")
+            .replace("demo.yaml", str(folder / "m.yaml"))
             .replace("/shared", str(tmp_path))
             .split()[1:]
         )

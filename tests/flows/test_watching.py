@@ -72,14 +72,14 @@ def test_running_stage_is_shown_with_progress_and_followed_to_its_end(
             assert describe_running(row, row.progress["started"] + 130).startswith(
                 "for 2 m 10 s"
             )
-            assert find_log(session, None, None).name == "1.log"
+            assert find_log(session, None).name == "1.log"
 
     runner.emit.on_report = look  # type: ignore[attr-defined]
     runner.run_stage("first")
     runner.run_stage("second")
     assert len(followed_lines) == 4
     assert all(line.startswith("running: ") for line in followed_lines)
-    log = find_log(session, "second", None)
+    log = find_log(session, "second")
     assert "".join(read_log(log, None, follow=True)) == "a line for the log\n"
 
 
@@ -154,22 +154,20 @@ def test_log_of_the_failed_stage_is_shown(toy_runner: Make) -> None:
     with pytest.raises(
         NoLogError, match=r"nothing of toy\.yaml has been run .*gristmill run toy\.yaml"
     ):
-        find_log(session, None, None)
+        find_log(session, None)
     runner.run_stage("first")
     for _ in range(2):
         with pytest.raises(StageFailedError):
             runner.run_stage("exiting")
-    assert find_log(session, None, None) == runner.folder("exiting").logs / "2.log"
+    assert find_log(session, None) == runner.folder("exiting").logs / "2.log"
     assert (
-        "".join(read_log(find_log(session, "exiting", 1), 1, follow=False))
+        "".join(read_log(find_log(session, "exiting"), 1, follow=False))
         == "last words\n"
     )
-    with pytest.raises(NoLogError, match="no attempt 3; its attempts are 1, 2"):
-        find_log(session, "exiting", 3)
     with pytest.raises(
         NoLogError, match=r"toy\.yaml has no stage 'third'; it has first, exiting"
     ):
-        find_log(session, "third", None)
+        find_log(session, "third")
 
 
 def test_run_with_a_dead_process_is_killed() -> None:

@@ -166,7 +166,6 @@ ANSWERS = {
     "run good.yaml --until sft": "good.yaml has no stage 'sft'; it has ingest, "
     "tokenizer",
     "run good.yaml --force nosuch": "--force: this run has no stage 'nosuch'; it has",
-    "run good.yaml --json": "--json is only valid with --dry-run",
     "stage nosuch good.yaml": "no such stage: 'nosuch'",
     "stage good.yaml ingest": "no such stage: 'good.yaml'",
     "plan good.yaml --gpus 0": "greater than or equal to 1",
@@ -181,8 +180,6 @@ ANSWERS = {
     "plan data.yaml --gpus 8": "data.yaml has no `pretrain:` section",
     "logs good.yaml nosuch": "good.yaml has no stage 'nosuch'; it has ingest",
     "logs good.yaml ingest": "ingest",
-    "logs good.yaml ingest --attempt 7": "ingest",
-    "logs good.yaml --attempt 0": "greater than or equal to 1",
     "report good.yaml --out bare": "--out bare is a folder; name a file, such as "
     "bare/FILE",
     "report good.yaml --out a-file/x.html": "a-file: ",
