@@ -1,9 +1,15 @@
 """Write the list of supported published models: docs/reference/model-families.md (`make
 reference`).
+
+`--try` runs the tests of every decoder of transformers, which takes minutes, and writes
+their outcomes beside this file; the page's table shows them.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -67,14 +73,30 @@ loss. Files are read tensor by tensor, except the experts that transformers join
 and 4, Llama 4, Mistral 3, Qwen 3.5 ... as they are published), the part for text is trained; the other weights and the
 settings of the processor are exported as they were.
 
-Each row was tried with {version} on a tiny model with random weights: logits equal those of `from_pretrained`, and
-an untrained export has the names, values and configuration of the loaded folder. Documents of a packed row are always
-computed as if each were alone. *Masks* says that the class does this itself, which is tested before the first step of
-every training; otherwise each document becomes a row of its own, padded to the longest, which takes more memory.
+Each cell is the outcome of a test with {version} on a tiny model with random weights: *yes*, or *refused* with an error
+that names the family. *Logits*, loading: those of `from_pretrained`. *Packs*: documents of a packed row are computed as
+if each were alone. *Masks* says that the class does this itself, which is tested before the first step of every
+training; otherwise each document becomes a row of its own, padded to the longest, which takes more memory. *SFT*: losses
+equal those of a plain loop over the module. *DPO*: the first loss is ln 2, and it falls. *LoRA*: adapters alone are
+trained. *Resumes*: to the same bits. *Exports*: names, values and configuration of the loaded folder.
 
-| `model_type` | class | masks |
-| --- | --- | --- |
+| `model_type` | class | masks | {columns} |
+| --- | --- | --- | {rule} |
 """
+TRIES = {
+    "logits": "test_logits_and_exported_files_are_those_of_transformers",
+    "packs": "test_documents_of_a_row_are_computed_as_if_alone",
+    "SFT": "test_fine_tuning_equals_a_plain_loop_over_the_module",
+    "DPO": "test_preferences_begin_at_ln_2",
+    "LoRA": "test_adapters_train_frozen_weights_or_the_family_is_refused",
+    "resumes": "test_fine_tuning_resumes_to_the_same_bits",
+    "exports": "test_logits_and_exported_files_are_those_of_transformers",
+    "GGUF": "test_gguf_of_classes_of_transformers_is_refused",
+}
+"""Column -> test of a decoder of transformers."""
+REFUSED = {("LoRA", "gpt2"), *(("GGUF", family) for family in DECODERS)}
+"""Columns and families whose test is that of an error."""
+OUTCOMES = Path(__file__).with_suffix(".json")
 TRIED_ENCODERS = """
 
 ## Encoders and encoder-decoders
@@ -119,6 +141,37 @@ def tried(model_type: str) -> str:
     return f"| `{model_type}` | `{type(model).__name__}` | {masks} |"
 
 
+def try_decoders() -> None:
+    """Run the tests of TRIES, and write the outcomes."""
+    process = subprocess.run(
+        [
+            sys.executable,
+            *("-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"),
+            "tests/train/test_transformers_decoder.py",
+            *("-k", " or ".join(sorted(set(TRIES.values())))),
+        ],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    outcomes = {
+        f"{test}[{family}]": outcome
+        for outcome, test, family in re.findall(
+            r"^(PASSED|FAILED) \S+::(\w+)\[(\w+)\]", process.stdout, re.MULTILINE
+        )
+    }
+    OUTCOMES.write_text(json.dumps(outcomes, indent=1, sort_keys=True) + "\n")
+    sys.exit(process.returncode)
+
+
+def cell(column: str, family: str, outcomes: dict[str, str]) -> str:
+    """Return the outcome of a family's test."""
+    if outcomes.get(f"{TRIES[column]}[{family}]") != "PASSED":
+        return "FAILS"
+    return "refused" if (column, family) in REFUSED else "yes"
+
+
 def reference() -> str:
     """Return the page."""
     import transformers
@@ -130,16 +183,26 @@ def reference() -> str:
         f"| {TRAINED.get(model_type, '')} |"
         for model_type, name in FAMILIES.items()
     ]
-    version = f"transformers {transformers.__version__}"
+    outcomes = json.loads(OUTCOMES.read_text())
+    decoders = [
+        f"{tried(family)} {' | '.join(cell(name, family, outcomes) for name in TRIES)} |"
+        for family in DECODERS
+    ]
     return (
         OPENING
         + "\n".join(rows)
-        + TRIED.format(version=version)
-        + "\n".join(map(tried, DECODERS))
+        + TRIED.format(
+            version=f"transformers {transformers.__version__}",
+            columns=" | ".join(TRIES),
+            rule=" | ".join("---" for _ in TRIES),
+        )
+        + "\n".join(decoders)
         + TRIED_ENCODERS
         + "\n".join(map(tried, ENCODERS))
     )
 
 
 if __name__ == "__main__":
+    if "--try" in sys.argv:
+        try_decoders()
     print(reference())

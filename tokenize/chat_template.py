@@ -434,13 +434,16 @@ def as_plain_jinja(text: str) -> str:
     )
 
 
-def check_template(text: str, special_tokens: Collection[str], **names: Any) -> None:
+def check_template(
+    text: str, special_tokens: Collection[str] | None, **names: Any
+) -> None:
     """Render a conversation with a template, and refuse templates that are unusable for
     training.
 
     Args:
         text: the template.
-        special_tokens: those of the tokenizer.
+        special_tokens: those of the tokenizer; None if the template was published with
+            it, whose marks may be plain text (OLMo 2).
         names: variables of the template, such as `eos_token`.
 
     Raises:
@@ -469,6 +472,8 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
             "answer and the end of its turn belong between {% generation %} and "
             "{% endgeneration %}"
         )
+    if special_tokens is None:
+        return
     if unknown_tokens := sorted(
         set(SPECIAL_FORM.findall(full_text)) - set(special_tokens)
     ):

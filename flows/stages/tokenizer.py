@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.core.files import as_path, read_json, sha256_file
+from gristmill.core.files import as_path, sha256_file
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of
 from gristmill.flows.stages.stage import (
     Configured,
@@ -18,12 +18,6 @@ from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.tokenizer import Tokenizer
 
-TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = (
-    "tokenizer.json",
-    "chat_template.jinja",
-    "tokenizer_config.json",
-)
-"""Files of the tokenizer in a model's folder, as transformers names them."""
 PLAIN_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message['role'] == 'assistant' -%}
@@ -41,27 +35,21 @@ def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
     section = manifest.tokenizer
     if manifest.model is None or (section is not None and section.path is not None):
         return section
+    from gristmill.tokenize.encoding.tokenizer import (
+        TOKENIZER_FILE,
+        configured_tokens,
+        published_template,
+    )
+
     section, folder = section or Tokenizer(), as_path(manifest.model.path)
     values: dict[str, Any] = {"path": OutsidePath(folder / TOKENIZER_FILE)}
-    config = folder / TOKENIZER_CONFIG_FILE
-    if section.chat_template or section.chat_template_path:
-        return section.model_copy(update=values)
-    if (folder / TEMPLATE_FILE).exists():
-        values["chat_template_path"] = OutsidePath(folder / TEMPLATE_FILE)
-    elif config.exists():
-        template = read_json(config).get("chat_template")
-        if isinstance(template, list):  # several, by name
-            by_name = {entry.get("name"): entry["template"] for entry in template}
-            template = by_name.get("default")
-        values |= {"chat_template": template} if template else {}
-    if manifest.sft is not None and manifest.sft.kind != "decoder":
-        from gristmill.tokenize.encoding.tokenizer import configured_tokens
-
-        tokens = configured_tokens(folder)
-        end = tokens.get("eos_token") or tokens.get("sep_token")
-        values["end_of_text"] = section.end_of_text or end
-        if "chat_template_path" not in values:
-            values.setdefault("chat_template", PLAIN_TEMPLATE)
+    if not (section.chat_template or section.chat_template_path):
+        values["chat_template"] = published_template(folder)
+        if manifest.sft is not None and manifest.sft.kind != "decoder":
+            tokens = configured_tokens(folder)
+            end = tokens.get("eos_token") or tokens.get("sep_token")
+            values["end_of_text"] = section.end_of_text or end
+            values["chat_template"] = values["chat_template"] or PLAIN_TEMPLATE
     return section.model_copy(update=values)
 
 

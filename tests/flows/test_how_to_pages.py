@@ -5,16 +5,22 @@ page's output: `make test-docs`.
 from __future__ import annotations
 
 import fnmatch
+import io
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.chaos.network import CREDENTIALS
+from tests.flows import doc_pages
 from tests.flows.doc_pages import BLOCK, MARKED, run_page
+from tests.flows.hub_stand_in import Hub, serve_hub
 from tests.needs_sandbox import skip_without_sandbox
 from tests.servers import prefect_home
 from tests.test_architecture import ROOT
@@ -37,6 +43,59 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def push_chat_model(hub: Hub, folder: Path) -> None:
+    """Push a tiny untrained OLMo 2 with a tokenizer and a chat template, and a data set
+    of conversations, under the names of the page.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer, tokens.decoder = bytes_alone, decoders.ByteLevel()
+    tokens.train_from_iterator(
+        [],
+        trainers.BpeTrainer(
+            special_tokens=["<|endoftext|>"], initial_alphabet=bytes_alone.alphabet()
+        ),
+    )
+    template = (
+        "{% for message in messages %}<|{{ message['role'] }}|>\n"
+        "{{ message['content'] }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokens, eos_token="<|endoftext|>", chat_template=template
+    ).save_pretrained(folder)
+    config = AutoConfig.for_model(
+        "olmo2",
+        vocab_size=tokens.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=1024,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.push("allenai/OLMo-2-0425-1B-Instruct", files)
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Who grinds sack {number}?"},
+                {"role": "assistant", "content": f"The mill does. {'Mill. ' * 99}"},
+            ]
+        }
+        for number in range(48)
+    ]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    name = "data/train-00000-of-00001.parquet"
+    hub.push("HuggingFaceH4/no_robots", {name: sink.getvalue()})
+
+
 @pytest.fixture
 def what_the_page_needs(
     page: Path,
@@ -44,8 +103,8 @@ def what_the_page_needs(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
-    """Start a Dask cluster or a server with a bucket, or check the sandbox, for pages
-    that need it.
+    """Start a Dask cluster, a hub or a server with a bucket, or check the sandbox, for
+    pages that need it.
     """
     if page.name == "s3.md":
         address = f"http://127.0.0.1:{request.getfixturevalue('moto_port')}"
@@ -68,6 +127,20 @@ def what_the_page_needs(
         (tmp_path / "cluster").mkdir()
         with closing(Cluster(tmp_path / "cluster")) as cluster:
             cluster.add_worker()
+            yield
+    elif page.name == "tune-a-hub-model.md":
+        with serve_hub() as hub:
+            push_chat_model(hub, tmp_path / "hub")
+            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+            monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+            # Processes that have imported huggingface_hub keep its own address.
+            command = tmp_path / "bin" / "gristmill"
+            command.parent.mkdir()
+            command.write_text(
+                f'#!/bin/sh\nexec {sys.executable} -m gristmill.flows.cli.main "$@"\n'
+            )
+            command.chmod(0o755)
+            monkeypatch.setattr(doc_pages, "commands_folder", lambda: command.parent)
             yield
     elif page.name == "tools-in-rl.md":
         skip_without_sandbox()
@@ -163,6 +236,7 @@ def test_every_block_of_the_page_has_a_test_mark(page: Path) -> None:
         ("free disk space", "free-disk-space.md"),
         ("source too small", "source-too-small.md"),
         ("data set hugging face hub", "hub.md"),
+        ("fine-tune hugging face hub", "tune-a-hub-model.md"),
     ],
 )
 def test_search_for_a_question_finds_its_page(words: str, page: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -651,6 +652,40 @@ def test_published_tokenizer_takes_new_special_tokens_only(
         stages.tokenizer(
             "other", ingest, ["prose"], path=str(path), special_tokens=["Ġgr"]
         )
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_marks_of_a_published_template_may_be_text(
+    is_named: bool, stages: Any, folder: Path
+) -> None:
+    """OLMo 2's `<|user|>` is not a token. The template is that of the tokenizer's
+    folder, or is named for a tokenizer of another folder.
+    """
+    published = stages.root / "published"
+    published.mkdir()
+    shutil.copy(folder / "tokenizer.json", published)
+    template = CHATML.replace("im_start", "turn")
+    (published / "tokenizer_config.json").write_text(
+        json.dumps({} if is_named else {"chat_template": template})
+    )
+    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
+
+    def write() -> None:
+        stages.tokenizer(
+            "tokenizer",
+            ingest,
+            ["prose"],
+            path=str(published / "tokenizer.json"),
+            special_tokens=CHATML_TOKENS,
+            chat_template=template,
+        )
+
+    if is_named:
+        with pytest.raises(TokenizerError):
+            write()
+    else:
+        write()
+        assert load(stages.root / "tokenizer").special_ids.get("<|turn|>") is None
 
 
 def test_inconsistent_settings_are_rejected() -> None:

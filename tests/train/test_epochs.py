@@ -46,6 +46,12 @@ def test_epochs_of_rl_count_one_prompt_per_group() -> None:
     )
 
 
+def test_section_with_epochs_is_read_again_from_its_json() -> None:
+    """As a stage receives it."""
+    section = Sft.model_validate({**DATA, "epochs": 1})
+    assert Sft.model_validate(section.model_dump(mode="json")) == section
+
+
 @pytest.mark.parametrize("length", [{}, {"steps": 1, "epochs": 1}, {"steps": 0}])
 def test_length_is_set_in_either_steps_or_epochs(length: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="steps"):

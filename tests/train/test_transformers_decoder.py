@@ -18,7 +18,7 @@ from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.schema.evaluation import Export
 from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.adapters.lora import LoraLinear
+from gristmill.train.adapters.lora import LoraError, LoraLinear
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.gguf_model import GgufError
 from gristmill.train.models.hf_configs import UnknownArchitectureError
@@ -105,6 +105,24 @@ def sft_config(tmp_path: Path) -> dict[str, Any]:
         "sequence_length": LENGTH,
         "schedule": {"kind": "constant", "warmup_steps": 0},
         "optimizer": {"learning_rate": 0.003, "weight_decay": 0.0},
+    }
+
+
+def preference_config(folder: Path) -> dict[str, Any]:
+    """Settings of `dpo` on pairs that are written to a folder."""
+    pairs = write_jsonl(
+        folder / "pairs.jsonl",
+        [{"prompt": word, "chosen": "yes", "rejected": "no"} for word in WORDS],
+    )
+    return {
+        "data": [{"path": pairs}],
+        "steps": 3,
+        "global_batch_size": 4,
+        "micro_batch_size": 2,
+        "seed": 11,
+        "log_every": 1,
+        "sequence_length": LENGTH,
+        "optimizer": {"learning_rate": 0.01},
     }
 
 
@@ -476,6 +494,72 @@ def test_adapters_resume_to_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preferences_begin_at_ln_2(
+    family: str, run_stage: Any, given_model: Any, tmp_path: Path
+) -> None:
+    given = given_model(family)
+    config = preference_config(tmp_path)
+    run_stage("reference", given, config, tmp_path / "reference")
+    given["reference"] = tmp_path / "reference" / "data"
+    run_stage("dpo", given, config, tmp_path / "dpo")
+    losses = losses_of(tmp_path / "dpo")
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_train_frozen_weights_or_the_family_is_refused(
+    family: str,
+    run_stage: Any,
+    given_model: Any,
+    sft_config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """GPT-2's matrices are not linear layers of torch."""
+    given = given_model(family)
+    config = {**sft_config, "lora": {"rank": 4}}
+    if family == "gpt2":
+        with pytest.raises(LoraError):
+            run_stage("sft", given, config, tmp_path / "sft")
+        return
+    run_stage("sft", given, config, tmp_path / "sft")
+    losses = losses_of(tmp_path / "sft")
+    assert losses[-1] < losses[0]
+    before = load_file(given["model"] / "model" / "model.safetensors")
+    after = weights_of(tmp_path / "sft")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not any("embed" in name or "norm" in name for name in changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fine_tuning_resumes_to_the_same_bits(
+    family: str,
+    run_stage: Any,
+    given_model: Any,
+    sft_config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    given = given_model(family)
+    run_stage("sft", given, {**sft_config, "steps": 4}, tmp_path / "resumed")
+    for name in ("whole", "resumed"):
+        run_stage("sft", given, sft_config, tmp_path / name)
+    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "resumed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize("family", PARAMETRISED)
+def test_gguf_of_classes_of_transformers_is_refused(
+    family: str, run_stage: Any, given_model: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(GgufError):
+        run_stage("export", given_model(family), {"gguf": ["f16"]}, tmp_path / "export")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "phi3"])
 def test_adapters_are_those_of_peft(
     run_stage: Any,
@@ -552,7 +636,7 @@ def test_implementation_chooses_the_code(tmp_path: Path) -> None:
         check_model(tmp_path)
 
 
-def test_longer_rows_and_gguf_are_refused(
+def test_longer_rows_are_refused(
     run_stage: Any, given_model: Any, sft_config: dict[str, Any], tmp_path: Path
 ) -> None:
     given = given_model("gpt2")
@@ -563,8 +647,6 @@ def test_longer_rows_and_gguf_are_refused(
             {**sft_config, "sequence_length": 2 * LENGTH},
             tmp_path / "sft",
         )
-    with pytest.raises(GgufError):
-        run_stage("export", given, {"gguf": ["f16"]}, tmp_path / "export")
 
 
 def test_module_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
@@ -576,35 +658,15 @@ def test_module_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_preferences_rewards_evaluation_and_export_of_one_decoder(
+def test_rewards_evaluation_and_export_of_one_decoder(
     run_stage: Any, given_model: Any, tmp_path: Path
 ) -> None:
     given = given_model("deepseek_v3")
-    pairs = write_jsonl(
-        tmp_path / "pairs.jsonl",
-        [{"prompt": word, "chosen": "yes", "rejected": "no"} for word in WORDS],
-    )
-    training = {
-        "steps": 3,
-        "global_batch_size": 4,
-        "micro_batch_size": 2,
-        "seed": 11,
-        "log_every": 1,
-        "sequence_length": LENGTH,
-        "optimizer": {"learning_rate": 0.01},
-    }
-    dpo = {**training, "data": [{"path": pairs}]}
-    run_stage("reference", given, dpo, tmp_path / "reference")
-    given["reference"] = tmp_path / "reference" / "data"
-    run_stage("dpo", given, dpo, tmp_path / "dpo")
-    losses = losses_of(tmp_path / "dpo")
-    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
-    assert losses[-1] < losses[0]
     prompts = write_jsonl(
         tmp_path / "prompts.jsonl", [{"prompt": word} for word in WORDS]
     )
     rl = {
-        **training,
+        **preference_config(tmp_path),
         "data": [{"path": prompts}],
         "rewards": [{"kind": "contains", "text": "e"}],
         "group_size": 2,

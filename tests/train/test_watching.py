@@ -237,7 +237,9 @@ def test_losses_equal_recorded_ones(
     trace = json.loads(
         gzip.decompress((context.work / "profile" / "rank-0.json.gz").read_bytes())
     )
-    steps = sum(event.get("name") == "_WeightedNll" for event in trace["traceEvents"])
+    steps = sum(
+        event.get("name") == "_Differentiated" for event in trace["traceEvents"]
+    )
     assert steps == 2 * 2  # two steps of two micro-batches
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 PAD_NAMES = (PAD, "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>")
 BLANK = "\u2581"
 """SentencePiece's character for a blank (Kudo and Richardson 2018)."""
@@ -239,10 +240,13 @@ def check(tokenizer: Tokenizer, template: str, section: sections.Tokenizer) -> N
         TokenizerError: it cannot.
     """
     eos, pad = end_and_pad(tokenizer, section.end_of_text)
+    is_published = section.path is not None and template == published_template(
+        as_path(section.path).parent
+    )
     try:
         check_template(
             template,
-            special_ids(tokenizer),
+            None if is_published else special_ids(tokenizer),
             eos_token=eos,
             pad_token=pad,
             bos_token=eos,
@@ -304,7 +308,7 @@ def write_tokenizer(
             "clean_up_tokenization_spaces": False,
         },
     )
-    write_text(out / "chat_template.jinja", template)
+    write_text(out / TEMPLATE_FILE, template)
     with atomic_write(out / "token_bytes.npy") as sink:
         sink.write(array_bytes(count_token_bytes(tokenizer)))
     write_text(out / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
@@ -362,6 +366,20 @@ def configured_tokens(folder: Path) -> dict[str, str]:
         if isinstance(text, str) and text:
             tokens[name] = text
     return tokens
+
+
+def published_template(folder: Path) -> str | None:
+    """Chat template of a folder that transformers loads, the default of several; None
+    without a template.
+    """
+    file, config = folder / TEMPLATE_FILE, folder / TOKENIZER_CONFIG_FILE
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = read_json(config).get("chat_template") if config.exists() else None
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry["template"] for entry in template}
+        template = by_name.get("default")
+    return template or None
 
 
 def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:

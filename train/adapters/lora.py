@@ -108,7 +108,8 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     target_layers = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
+        # Subclasses compute something else, such as Llama 4's routing.
+        if type(module) is nn.Linear
         and module in of_blocks
         and (takes_all or name.rpartition(".")[2] in targets)
     ]

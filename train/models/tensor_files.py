@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.core.files import atomic_write, write_json
+from gristmill.core.files import atomic_write, read_json, write_json
+from gristmill.train.models.model_config import WeightsError
 
 TensorOf = Callable[[str, torch.Size], Tensor]
 """Function of a parameter's name and full shape that returns its float32 value on the
@@ -75,17 +76,35 @@ class TensorEntry(TypedDict):
 
 
 class TensorFile:
-    """Safetensors file, local or remote, whose tensors are read one at a time."""
+    """Safetensors file, local or remote, whose tensors are read one at a time.
+
+    Raises:
+        WeightsError: the file is damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length))
-        self._start = 8 + length
-        self._entries: dict[str, TensorEntry] = {
-            name: entry for name, entry in header.items() if name != "__metadata__"
-        }
+        size = path.stat().st_size
+        try:
+            with path.open("rb") as stream:
+                self._start = 8 + int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(min(self._start, size) - 8))
+            self._entries: dict[str, TensorEntry] = {
+                name: entry for name, entry in header.items() if name != "__metadata__"
+            }
+            ends = [self._start]
+            for entry in self._entries.values():
+                first, end = entry["data_offsets"]
+                item = DTYPES[entry["dtype"]].itemsize
+                if end - first != math.prod(entry["shape"]) * item:
+                    raise ValueError(f"{entry} does not have the bytes of its shape")
+                ends.append(self._start + end)
+            if max(ends) != size:
+                raise ValueError(f"it has {size} bytes instead of {max(ends)}")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise WeightsError(
+                f"{path} is not a safetensors file, or is damaged: {error}"
+            ) from error
 
     def names(self) -> list[str]:
         """Names of all tensors, in the order of the header."""
@@ -113,6 +132,43 @@ class TensorFile:
                 "are there"
             )
         return tensor
+
+
+class ModelTensors(dict[str, TensorFile]):
+    """Tensors of a model's folder, each with its file.
+
+    Raises:
+        WeightsError: a file is missing or damaged; a tensor is missing, when it is
+            looked up.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, index = folder, folder / INDEX_FILE
+        paths = [folder / WEIGHTS_FILE]
+        if index.exists():
+            try:
+                names = set(read_json(index)["weight_map"].values())
+                paths = [folder / name for name in sorted(names)]
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise WeightsError(
+                    f"{index} has no `weight_map` from the names of tensors to files"
+                ) from error
+        try:
+            files = [TensorFile(path) for path in paths]
+        except FileNotFoundError as error:
+            raise WeightsError(
+                f"{error.filename or error} does not exist; a model is {WEIGHTS_FILE}, "
+                f"or {INDEX_FILE} and its parts, as save_pretrained of transformers "
+                "writes them"
+            ) from error
+        super().__init__((name, file) for file in files for name in file.names())
+
+    def __missing__(self, name: str) -> TensorFile:
+        raise WeightsError(f"{self._folder} has no tensor {name}, which its model has")
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor into new memory."""
+        return self[name].read(name)
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:

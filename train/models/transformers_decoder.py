@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.core.files import is_local, read_json, write_json
+from gristmill.core.files import is_local, write_json
 from gristmill.train.models.attention import document_numbers
 from gristmill.train.models.causality import (
     LARGEST_LEAK,
@@ -38,12 +38,7 @@ from gristmill.train.models.model_config import (
     UnknownArchitectureError,
     WeightsError,
 )
-from gristmill.train.models.tensor_files import (
-    INDEX_FILE,
-    WEIGHTS_FILE,
-    TensorFile,
-    TensorOf,
-)
+from gristmill.train.models.tensor_files import ModelTensors, TensorOf
 from gristmill.train.models.transformer import Head, logits_head
 from gristmill.train.objectives.losses import Output, Softcapped
 
@@ -437,19 +432,6 @@ def initial_tensors(shape: TransformersShape, seed: int) -> TensorOf:
     return lambda name, size: tensors()[name]
 
 
-def check_published(folder: Path) -> None:
-    """Check that a folder has weights that transformers reads without running code.
-
-    Raises:
-        WeightsError: it has no safetensors file.
-    """
-    if not any((folder / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE)):
-        raise WeightsError(
-            f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; save the model "
-            "with transformers' save_pretrained"
-        )
-
-
 def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
     """Source of the tensors of a folder that transformers loads, under the names of its
     module.
@@ -468,17 +450,12 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
         rules = get_model_conversion_mapping(module_of(shape.config), add_legacy=False)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     conversions = [rule for rule in rules if rule not in renamings]
-    index = folder / INDEX_FILE
-    parts = {WEIGHTS_FILE}
-    if index.exists():
-        parts = set(read_json(index)["weight_map"].values())
-    sources: dict[str, tuple[TensorFile, str]] = {}
-    for file in (TensorFile(folder / part) for part in sorted(parts)):
-        for stored_name in file.names():
-            name = stored_name
-            for rule in renamings:
-                name, _ = rule.rename_source_key(name)
-            sources[name] = (file, stored_name)
+    tensors, stored_names = ModelTensors(folder), dict[str, str]()
+    for stored_name in tensors:
+        name = stored_name
+        for rule in renamings:
+            name, _ = rule.rename_source_key(name)
+        stored_names[name] = stored_name
 
     @cache
     def loaded() -> dict[str, Tensor]:
@@ -512,10 +489,11 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
 
     def tensor_of(name: str, size: torch.Size) -> Tensor:
         is_converted = any(rule.compiled_sources.search(name) for rule in conversions)
-        if name in sources and not is_converted:
-            file, stored_name = sources[name]
-            if file.shape(stored_name) == size:
-                return file.read(stored_name).float()
+        stored_name = stored_names.get(name)
+        if stored_name is not None and not is_converted:
+            tensor = tensors.read(stored_name)
+            if tensor.shape == size:
+                return tensor.float()
         return loaded()[name].detach().float()
 
     return tensor_of

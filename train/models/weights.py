@@ -4,17 +4,13 @@ the world size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gristmill.core.files import is_local, read_json, write_json
+from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.schema.model import Implementation, Initialisation
 from gristmill.mixtures.user_code import Own
 from gristmill.train.models.hf_configs import (
@@ -41,14 +37,13 @@ from gristmill.train.models.model_config import (
 from gristmill.train.models.model_config import WeightsError as WeightsError
 from gristmill.train.models.tensor_files import INDEX_FILE as INDEX_FILE
 from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
-from gristmill.train.models.tensor_files import TensorFile, ready, write_tensors
+from gristmill.train.models.tensor_files import ModelTensors, ready, write_tensors
 from gristmill.train.models.tensor_files import TensorOf as TensorOf
 from gristmill.train.models.transformers_decoder import (
     GENERATION_FILE,
     PROCESSOR_FILES,
     TransformersModule,
     check_module,
-    check_published,
     initial_tensors,
     module_shape,
     published_tensors,
@@ -90,11 +85,7 @@ def stored(folder: Path, implementation: Implementation = "auto") -> TensorOf:
         return published_tensors(folder, shape)
     # Of other shapes, files have the names of the module.
     shape = cast("Shape", shape)
-    file_of = _files(folder)
-
-    def find(name: str) -> Tensor:
-        tensor: Tensor = file_of(name).get_tensor(name)
-        return tensor
+    find = ModelTensors(folder).read
 
     def tensor_of(name: str, size: torch.Size) -> Tensor:
         parts = [
@@ -126,65 +117,9 @@ def with_new_head(folder: Path, classifier: TransformersShape, seed: int) -> Ten
     wrote into a folder, and random ones that the encoder lacks.
     """
     of_encoder = stored(folder)
-    names = set(TensorFile(folder / WEIGHTS_FILE).names())
+    names = ModelTensors(folder)
     new = initial_tensors(classifier, seed)
     return lambda name, size: (of_encoder if name in names else new)(name, size)
-
-
-def _files(folder: Path) -> Callable[[str], Any]:
-    """Function that opens the file of a tensor, by the tensor's name."""
-    from safetensors import SafetensorError, safe_open
-
-    index = folder / INDEX_FILE
-    weight_map = _read_config(index).get("weight_map") if index.exists() else None
-    if index.exists() and not (
-        isinstance(weight_map, dict)
-        and all(isinstance(file, str) for file in weight_map.values())
-    ):
-        raise WeightsError(
-            f"{index} has no `weight_map` from the names of tensors to files"
-        )
-
-    @cache
-    def opened(file: str) -> tuple[Any, set[str]]:
-        if not (folder / file).exists():
-            raise WeightsError(
-                f"{folder} has no {file}; a model is {WEIGHTS_FILE}, or {INDEX_FILE} "
-                "and its parts"
-            )
-        with _on_disk(folder / file) as path:
-            try:
-                tensors = safe_open(str(path), framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise WeightsError(
-                    f"{folder / file} is not a safetensors file, or is damaged: {error}"
-                ) from error
-        return tensors, set(tensors.keys())
-
-    def file_of(name: str) -> Any:
-        file = WEIGHTS_FILE if weight_map is None else weight_map.get(name)
-        if file is None or name not in opened(file)[1]:
-            raise WeightsError(
-                f"{folder / (file or INDEX_FILE)} has no tensor {name}, which "
-                f"{SHAPE_FILE} asks for"
-            )
-        return opened(file)[0]
-
-    return file_of
-
-
-@contextmanager
-def _on_disk(path: Path) -> Iterator[Path]:
-    """Path of a file for mapping into memory; a file in a store is copied, and its data
-    stays valid while mapped.
-    """
-    if is_local(path):
-        yield path
-        return
-    with TemporaryDirectory(prefix="gristmill-weights-") as folder:
-        copy = Path(folder) / path.name
-        path.fs.get_file(path.path, str(copy))  # type: ignore[attr-defined]
-        yield copy
 
 
 def read_shape(
@@ -298,9 +233,8 @@ def check_model(
     shape = read_shape(folder, implementation)
     if kind is not None:
         check_kind(folder, shape, kind)
-    file_of = _files(folder)
+    tensors = ModelTensors(folder)
     if isinstance(shape, TransformersShape) and TRANSFORMERS not in config:
-        check_published(folder)
         return shape
     with torch.device("meta"):
         model = model_of(shape)
@@ -309,7 +243,7 @@ def check_model(
             name, cast("Shape", shape), config.get("model_type", "gristmill")
         ):
             for inner in names:
-                file_of(inner)
+                tensors[inner]
     return shape
 
 
@@ -375,17 +309,13 @@ def load_model(
 
     config = _read_config(folder / SHAPE_FILE)
     if runs_own_code and OWN in config:
-        file_of = _files(folder)
-
-        def stored_tensor(name: str, size: torch.Size) -> Tensor:
-            inner = name.removeprefix(INNER)
-            tensor: Tensor = file_of(inner).get_tensor(inner)
-            return tensor
-
+        tensors = ModelTensors(folder)
         own_model = build_own(
             OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})
         )
-        fill_from(own_model, stored_tensor, device)
+        fill_from(
+            own_model, lambda name, size: tensors.read(name.removeprefix(INNER)), device
+        )
         return cast("Llama", own_model.to(device))
     if is_scorer(config):
         raise WeightsError(

@@ -168,11 +168,12 @@ def distilled_nll(
             settings.teacher_share,
         )
         scale = settings.weight * settings.temperature**2
-        return (1 - settings.weight) * hard + scale * soft, hard, soft
+        mixed = (1 - settings.weight) * hard + scale * soft
+        return mixed, hard.detach(), soft.detach()
 
     flat = hidden.flatten(0, 1)[places]
     flat_weights = weights.flatten()[places]
-    total, _, *parts = weighted_sum(flat, matrix, flat_weights, losses)
+    total, *parts = weighted_sum(flat, matrix, flat_weights, losses)
     nll, divergences = (
         torch.zeros(targets.numel(), device=part.device)
         .index_copy(0, places, part)

@@ -240,9 +240,9 @@ def of_logits(hidden: Tensor, matrix: Output, function: OfLogits) -> tuple[Tenso
     )
 
 
-class _WeightedNll(torch.autograd.Function):
-    """Sum of weight * negative log-likelihood, whose gradients are computed chunk by
-    chunk in the forward pass.
+class _Differentiated(torch.autograd.Function):
+    """Sum of values of logits and further values without gradient, whose gradients are
+    computed chunk by chunk in the forward pass.
 
     Only the logits of one chunk exist at a time, and each chunk is used while it is in
     the cache.
@@ -253,55 +253,21 @@ class _WeightedNll(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         matrix: Tensor,
-        targets: Tensor,
-        weights: Tensor,
-        z_loss: float,
-        fused: bool,
-    ) -> tuple[Tensor, Tensor]:
-        gradients_of = _compiled_logit_gradients() if fused else _logit_gradients
-        nll = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
-        squares = torch.zeros_like(nll)
+        differentiate: Callable[[Tensor, slice], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
+        chunks: list[list[Tensor]] = []
 
-        def differentiate(logits: Tensor, part: slice) -> Tensor:
-            nll[part], squares[part], gradient = gradients_of(
-                logits, targets[part], weights[part], z_loss, fused
-            )
+        def gradient_of(logits: Tensor, part: slice) -> Tensor:
+            *values, gradient = differentiate(logits, part)
+            chunks.append(values)
             return gradient
 
         ctx.save_for_backward(
-            *chunked_gradients(hidden, matrix, ctx.needs_input_grad[1], differentiate)
+            *chunked_gradients(hidden, matrix, ctx.needs_input_grad[1], gradient_of)
         )
-        ctx.mark_non_differentiable(nll)
-        return ((nll + z_loss * squares) * weights).sum(), nll
-
-    backward = staticmethod(scaled_gradients)
-
-
-class _WeightedSum(torch.autograd.Function):
-    """Weighted sum of values of logits, whose gradients are computed chunk by chunk in
-    the forward pass.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, weights: Tensor, function: OfLogits
-    ) -> tuple[Tensor, ...]:
-        chunks: list[tuple[Tensor, ...]] = []
-
-        def differentiate(logits: Tensor, part: slice) -> Tensor:
-            with torch.enable_grad():
-                scores = logits.float().requires_grad_()
-                values = function(scores, part)
-            chunks.append(tuple(value.detach() for value in values))
-            (gradient,) = torch.autograd.grad(values[0], scores, weights[part])
-            return gradient.to(logits.dtype)
-
-        ctx.save_for_backward(
-            *chunked_gradients(hidden, matrix, ctx.needs_input_grad[1], differentiate)
-        )
-        columns = [torch.cat(column) for column in zip(*chunks, strict=True)]
-        ctx.mark_non_differentiable(*columns)
-        return (columns[0] * weights).sum(), *columns
+        summed, *others = (torch.cat(column) for column in zip(*chunks, strict=True))
+        ctx.mark_non_differentiable(*others)
+        return summed.sum(), *others
 
     backward = staticmethod(scaled_gradients)
 
@@ -310,8 +276,8 @@ def weighted_sum(
     hidden: Tensor, matrix: Output, weights: Tensor, function: OfLogits
 ) -> tuple[Tensor, ...]:
     """Sum of weight * the first of a function's values over m positions, for the
-    backward pass, and all its values, (m,) each without gradient; without materialising
-    all logits.
+    backward pass, and its other values, (m,) each without gradient; without
+    materialising all logits.
 
     Args:
         hidden: (m, d).
@@ -320,11 +286,19 @@ def weighted_sum(
         function: see `OfLogits`.
     """
     if matrix is None:
-        values = of_logits(hidden, matrix, function)
-        return (values[0] * weights).sum(), *(value.detach() for value in values)
+        first, *others = of_logits(hidden, matrix, function)
+        return (first * weights).sum(), *(value.detach() for value in others)
     if isinstance(matrix, Softcapped):
         function, matrix = matrix.before(function), matrix.matrix
-    return _WeightedSum.apply(hidden, matrix, weights, function)
+
+    def differentiate(logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            scores = logits.float().requires_grad_()
+            first, *others = function(scores, part)
+        (gradient,) = torch.autograd.grad(first, scores, weights[part])
+        return first.detach() * weights[part], *others, gradient.to(logits.dtype)
+
+    return _Differentiated.apply(hidden, matrix, differentiate)
 
 
 def weighted_nll(
@@ -357,9 +331,13 @@ def weighted_nll(
     ['2.0794', '2.0794']
     """
     states, labels, factors = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
-    if isinstance(matrix, Tensor):
-        total, nll = _WeightedNll.apply(states, matrix, labels, factors, z_loss, fused)
-        return total, nll.view(targets.shape)
+
+    def differentiate(logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+        gradients_of = _compiled_logit_gradients() if fused else _logit_gradients
+        nll, squares, gradient = gradients_of(
+            logits, labels[part], factors[part], z_loss, fused
+        )
+        return (nll + z_loss * squares) * factors[part], nll, gradient
 
     def penalised(logits: Tensor, part: slice) -> tuple[Tensor, Tensor]:
         nll = F.cross_entropy(
@@ -370,7 +348,10 @@ def weighted_nll(
         squares = logits.logsumexp(dim=-1).square() * (labels[part] != IGNORED)
         return nll + z_loss * squares, nll.detach()
 
-    total, _, nll = weighted_sum(states, matrix, factors, penalised)
+    if isinstance(matrix, Tensor):
+        total, nll = _Differentiated.apply(states, matrix, differentiate)
+    else:
+        total, nll = weighted_sum(states, matrix, factors, penalised)
     return total, nll.view(targets.shape)
 
 
