@@ -73,8 +73,8 @@ loss. Files are read tensor by tensor, except the experts that transformers join
 and 4, Llama 4, Mistral 3, Qwen 3.5 ... as they are published), the part for text is trained; the other weights and the
 settings of the processor are exported as they were.
 
-Each cell is the outcome of a test with {version} on a tiny model with random weights: *yes*, or *refused* with an error
-that names the family. *Logits*, loading: those of `from_pretrained`. *Packs*: documents of a packed row are computed as
+Each cell is the outcome of a test with {version} on a tiny model with random weights: *yes*, or *refused* with an error.
+*Logits*: the folder loads, and they are those of `from_pretrained`. *Packs*: documents of a packed row are computed as
 if each were alone. *Masks* says that the class does this itself, which is tested before the first step of every
 training; otherwise each document becomes a row of its own, padded to the longest, which takes more memory. *SFT*: losses
 equal those of a plain loop over the module. *DPO*: the first loss is ln 2, and it falls. *LoRA*: adapters alone are

@@ -101,10 +101,10 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     """
     model.requires_grad_(False)
     targets = lora.targets or get_args(LinearLayer)
-    is_foreign = isinstance(model, TransformersModule)
-    blocks: list[nn.Module] = model.blocks if is_foreign else [model]
+    blocks, takes_all = [model], False
+    if isinstance(model, TransformersModule):
+        blocks, takes_all = model.blocks, not lora.targets
     of_blocks = {module for block in blocks for module in block.modules()}
-    takes_all = is_foreign and not lora.targets
     target_layers = [
         (name, module)
         for name, module in model.named_modules()
