@@ -284,14 +284,9 @@ def max_over_ranks(value: float, world: World) -> float:
 
 
 def sum_over_ranks(values: Tensor, world: World) -> Tensor:
-    """Sum of a tensor over all shares of a batch, in place if there are several
-    processes.
-    """
-    if world.size > 1:
-        if not world.counts:
-            values.zero_()
-        dist.all_reduce(values)
-    return values
+    """Sum of a vector or matrix over all shares of a batch."""
+    summed, _ = sum_with_flag(values.flatten(), False, world)
+    return summed.view_as(values)
 
 
 def sum_with_flag(values: Tensor, flag: bool, world: World) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from gristmill.core.processes import peak_resident_bytes
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.engine import Profile
 from gristmill.train.distributed.process_groups import World, max_over_ranks
-from gristmill.train.optim.dtensor_sums import squared_norm, trainable
+from gristmill.train.optim.dtensor_sums import total_norm, trainable
 from gristmill.train.planning.devices import find_device
 
 MOST_ALLOCATIONS = 1_000_000
@@ -118,9 +118,7 @@ class UpdateSize:
         differences = [
             after - before for after, before in zip(weights, self._before, strict=True)
         ]
-        norm, change = (
-            squared_norm(tensors).sqrt() for tensors in (weights, differences)
-        )
+        norm, change = total_norm(weights), total_norm(differences)
         return {"param_norm": norm, "update_ratio": change / norm}
 
 

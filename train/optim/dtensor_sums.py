@@ -41,12 +41,9 @@ def total_sum(tensor: Tensor) -> Tensor:
     return local(reduce_partial(tensor.sum()))
 
 
-def squared_norm(tensors: list[Tensor]) -> Tensor:
-    """Sum of squares of several tensors over all shards, a plain float32 scalar."""
-    from torch.distributed.tensor import DTensor
-
-    norm = torch.nn.utils.get_total_norm(tensors, foreach=True)
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """Norm of several tensors over all shards, a plain float32 scalar."""
+    return local(reduce_partial(torch.nn.utils.get_total_norm(tensors, foreach=True)))
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:

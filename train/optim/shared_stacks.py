@@ -27,46 +27,32 @@ def share_out(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> 
     """Whole matrices of this process's share, (k / processes, m, n), from k sharded
     ones of equal shape (m, n) and sharding; a collective.
     """
-    from torch.distributed.tensor import DTensor
-
     stack = torch.stack([local(tensor).to(dtype) for tensor in tensors])
-    if not isinstance(tensors[0], DTensor):
-        return stack
-    by_shards, by_matrices = _layouts(tensors[0])
-    return _redistributed(stack, tensors, by_shards, by_matrices)
+    return _redistributed(stack, tensors, to_shares=True)
 
 
 def give_back(share: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """This process's shards of k matrices sharded like `tensors`, in their dtype, from
     the whole matrices of each process's share; a collective.
     """
-    from torch.distributed.tensor import DTensor
-
-    if isinstance(tensors[0], DTensor):
-        by_shards, by_matrices = _layouts(tensors[0])
-        share = _redistributed(share, tensors, by_matrices, by_shards)
-    return share.to(tensors[0].dtype).unbind()
+    shards = _redistributed(share, tensors, to_shares=False)
+    return shards.to(tensors[0].dtype).unbind()
 
 
-def _layouts(matrix: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Placements of a stack of matrices: sharded like one of them, and shared out."""
-    from torch.distributed.tensor import Shard
+def _redistributed(part: Tensor, tensors: Sequence[Tensor], to_shares: bool) -> Tensor:
+    """Turn this process's shards of a stack of tensors into whole ones, or back."""
+    from torch.distributed.tensor import DTensor, Shard
 
-    return matrix.unsqueeze(0).placements, [Shard(0)] * matrix.device_mesh.ndim
-
-
-def _redistributed(
-    part: Tensor, tensors: Sequence[Any], source: Sequence[Any], target: Sequence[Any]
-) -> Tensor:
-    """Redistribute a stack of tensors, from the local part in one layout to that in
-    another.
-    """
-    from torch.distributed.tensor import DTensor
-
-    shape = torch.Size((len(tensors), *tensors[0].shape))
+    first = tensors[0]
+    if not isinstance(first, DTensor):
+        return part
+    stacked: Any = first.unsqueeze(0)
+    layouts = (stacked.placements, [Shard(0)] * first.device_mesh.ndim)
+    source, target = layouts if to_shares else layouts[::-1]
+    shape = torch.Size((len(tensors), *first.shape))
     whole = DTensor.from_local(
         part,
-        tensors[0].device_mesh,
+        first.device_mesh,
         source,
         run_check=False,
         shape=shape,
