@@ -48,7 +48,7 @@ def test_examples_use_options_and_arguments_of_their_command(example):
 
     assert program == "gristmill"
     # an unknown or missing option is an error
-    assert command.make_context(name, list(arguments)).params
+    assert command.make_context(name, list(arguments)).command is command
 
 
 @pytest.mark.slow

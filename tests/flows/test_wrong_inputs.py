@@ -297,7 +297,7 @@ ANSWERS = {
     "generate bare prompts.jsonl --top-p 0": "top_p is 0.0",
     "evaluate bare": "no tokenizer.json",
     "evaluate bare --tasks absent": "absent: there is no such file",
-    "evaluate bare --tasks list.yaml": "a file of tasks is a mapping `tasks: [...]`",
+    "evaluate bare --tasks list.yaml": "list.yaml: the file: must be a mapping",
     "evaluate bare --tasks binary.yaml": "it is not UTF-8 text",
     "evaluate bare --tasks broken.yaml": "broken.yaml:2: not valid YAML",
     "evaluate bare --tasks good.yaml": "name: unknown key",
