@@ -145,7 +145,11 @@ class Endpoint:
             for name, _, value in (line.partition(": ") for line in head[1:] if line)
         }
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
-        prompt = body["messages"][-1]["content"]
+        prompt = (
+            body["messages"][-1]["content"]
+            if "messages" in body
+            else json.dumps(body["prompt"])
+        )
         earlier_requests = self.asked[prompt]
         self.asked[prompt] += 1
         self.bodies.append(body)

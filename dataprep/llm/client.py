@@ -170,6 +170,7 @@ class Asking:
         model: the model to ask.
         context: store of answers, and progress.
         total: number of requests, if known.
+        path: of all requests behind the endpoint's address.
     """
 
     def __init__(
@@ -177,8 +178,9 @@ class Asking:
         model: AskedModel,
         context: Context,
         total: int | None = None,
+        path: str = "/chat/completions",
     ) -> None:
-        self.model, self.tally = model, Tally()
+        self.model, self.tally, self._path = model, Tally(), path
         self._context = context
         self._total = total
         self._done = 0
@@ -228,9 +230,7 @@ class Asking:
                 {"model": self.model.called, "identity": self._identity}
             )
             self._endpoints = [
-                _Endpoint(
-                    httpx.URL(url.rstrip("/") + "/chat/completions"), mask_text(url)
-                )
+                _Endpoint(httpx.URL(url.rstrip("/") + self._path), mask_text(url))
                 for url in served_model.endpoints
             ]
             self._loop = asyncio.new_event_loop()
@@ -286,6 +286,11 @@ class Asking:
 
     def _body(self, messages: Sequence[Message], request: Request) -> bytes:
         model = self.model
+        if request.ids:
+            scoring = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+            return canonical_json(
+                {"model": model.called, "prompt": list(request.ids), **scoring}
+            )
         body: dict[str, object] = {
             "model": model.called,
             "messages": messages

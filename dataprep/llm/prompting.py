@@ -27,6 +27,7 @@ class Request:
 
     Attributes:
         messages: conversation that the model continues.
+        ids: tokens to score instead, in vLLM's completions API.
         schema: JSON schema of the answer; any text if None.
         number: index among several answers to the same prompt.
         about: ids of the documents that the prompt is about, in hexadecimal, separated
@@ -37,6 +38,7 @@ class Request:
     schema: Schema | None = None
     number: int = 0
     about: str | None = None
+    ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,11 +33,14 @@ class Completion(TypedDict):
 
 
 def read_completion(response: httpx.Response) -> Completion | str:
-    """Parse a chat completion, or return its problem."""
+    """Parse a chat completion, or return its problem; the text of a completion with
+    `prompt_logprobs` is their JSON.
+    """
     try:
         body = response.json()
         choice = body["choices"][0]
-        text = choice["message"].get("content") or ""
+        scores = choice.get("prompt_logprobs")
+        text = json.dumps(scores) if scores else choice["message"].get("content") or ""
         usage = body.get("usage") or {}
         if not isinstance(text, str):
             raise TypeError(f"content is {type(text).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gristmill.flows.stages.sections import without
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
@@ -18,6 +19,7 @@ from gristmill.flows.stages.trainings import (
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.rl_tools import PythonTool
 from gristmill.mixtures.schema.rl import Rl
+from gristmill.mixtures.steps.asked_model import HOW
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
@@ -37,6 +39,9 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
         named_recipe["teacher"] = outside_listing(
             "rl.teacher", recipe["teacher"], verify
         )
+    if "teacher_endpoint" in recipe:
+        named_arguments["teacher_endpoint"] = recipe["teacher_endpoint"]
+        named_recipe["teacher_endpoint"] = without(recipe["teacher_endpoint"], *HOW)
     named_arguments["rewards"] = recipe["rewards"]
     named_recipe["rewards"] = [
         {

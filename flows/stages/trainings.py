@@ -113,7 +113,14 @@ def torchrun_stage(
         output=output,
         no_estimate_reason="the speed depends on the device and the model: for GPUs "
         "gristmill plan MANIFEST --gpus N estimates it",
-        requirements=Requirements(torch=True, torchrun=True, libraries=libraries),
+        requirements=Requirements(
+            torch=True,
+            torchrun=True,
+            libraries=libraries,
+            language_models=lambda manifest: getattr(
+                getattr(manifest, name, None), "teacher_endpoint", None
+            ),
+        ),
         display=display or Display(),
     )
 

@@ -33,6 +33,7 @@ from gristmill.mixtures.objectives.rl_tools import AnyTool
 from gristmill.mixtures.schema.optimizer import TuningOptimizer
 from gristmill.mixtures.schema.posttraining import Examples, Lora, PreferencePairs
 from gristmill.mixtures.schema.pretrain import Spikes, Training, TrainingInEpochs
+from gristmill.mixtures.steps.asked_model import HOW, AskedModel
 from gristmill.mixtures.user_code import (
     OwnCall,
     OwnFunction,
@@ -447,6 +448,7 @@ class Rl(TrainingInEpochs):
     added = (
         "epochs",
         "teacher",
+        "teacher_endpoint",
         "beta",
         "ratio",
         "tools",
@@ -465,6 +467,13 @@ class Rl(TrainingInEpochs):
     teacher: OutsidePath | None = None
     """For `distill`: the folder of a model of the same vocabulary, such as one that
     `export` wrote.
+    """
+    teacher_endpoint: AskedModel | None = None
+    """For `distill`: a model behind vLLM's completions API instead, with `endpoint`,
+    `model` and `api_key_env`. It returns the log-probabilities of drawn tokens
+    (`prompt_logprobs`), so `beta` must be absent and `temperature` 1 (Lu & Thinking
+    Machines Lab 2025, "On-Policy Distillation"). The text of each of its ids is compared
+    with the run's tokenizer before the first step.
     """
     beta: Fraction | None = None
     """For `distill`: the divergence, over the whole vocabulary. 0: KL(teacher ||
@@ -612,9 +621,21 @@ class Rl(TrainingInEpochs):
         return self.algorithm == "distill" or self.kl_weight > 0.0
 
     def _problems(self) -> Iterator[str]:
-        if self.algorithm == "distill" and self.teacher is None:
-            yield "rl.algorithm: distill needs rl.teacher, a model's folder"
-        for key in ("teacher", "beta"):
+        endpoint = self.teacher_endpoint
+        if self.algorithm == "distill" and (self.teacher is None) == (endpoint is None):
+            yield (
+                "rl.algorithm: distill needs either rl.teacher, a model's folder, or "
+                "rl.teacher_endpoint"
+            )
+        if endpoint is not None and (self.beta is not None or self.temperature != 1.0):
+            yield (
+                "rl.teacher_endpoint returns log-probabilities of drawn tokens at "
+                "temperature 1: remove rl.beta, which compares whole distributions, and "
+                "rl.temperature, or give rl.teacher, a model's folder"
+            )
+        if endpoint and (keys := endpoint.model_fields_set - {"model", *HOW}):
+            yield f"rl.teacher_endpoint has no {', '.join(sorted(keys))}; remove it"
+        for key in ("teacher", "teacher_endpoint", "beta"):
             if self.algorithm != "distill" and getattr(self, key) is not None:
                 yield (
                     f"rl.{key} has no effect on {self.algorithm}, whose tie to the "

@@ -5,7 +5,7 @@ settings.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
+from gristmill.dataprep.llm.client import AskingError
 from gristmill.dataprep.rewards.answer_checks import NoAnswerError
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.rl import Rl
@@ -37,6 +40,7 @@ from gristmill.train.rl.rollout_phase import Actor
 from gristmill.train.rl.rollout_tables import TOKEN_COLUMNS
 from gristmill.train.rl.sampler import drawn_by, sampling_of
 from gristmill.train.stages.teacher import TeacherError
+from tests.chat_endpoint import Endpoint, Raw, Refuse
 from tests.train.jsonl import read_metrics, write_jsonl
 
 WORDS = (
@@ -428,6 +432,131 @@ def test_divergence_of_whole_distributions_falls_and_resumes_within_a_batch(
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (
             tmp_path / "whole" / "data" / name
         ).read_bytes()
+
+
+def scored(teacher: Llama, tokenizer: Tokenizer) -> Callable[[str, int], Raw]:
+    """Behaviour of vLLM's completions: log-probabilities of a prompt's tokens."""
+
+    @torch.no_grad()
+    def behaviour(prompt: str, before: int) -> Raw:
+        ids = torch.tensor(json.loads(prompt))
+        logps = torch.log_softmax(teacher(ids[None])[0, :-1], dim=-1)
+        tokens = [
+            {
+                str(token): {
+                    "logprob": logp[token].item(),
+                    "decoded_token": tokenizer.decode(
+                        [token], skip_special_tokens=False
+                    ),
+                }
+            }
+            for token, logp in zip(ids[1:].tolist(), logps, strict=True)
+        ]
+        choice = {"index": 0, "text": "", "prompt_logprobs": [None, *tokens]}
+        return Raw(json.dumps({"choices": [choice]}).encode())
+
+    return behaviour
+
+
+def test_teacher_behind_an_endpoint_equals_the_same_teacher_in_a_folder(
+    run_stage: Any,
+    start: dict[str, Path],
+    rl_config: dict[str, Any],
+    shape: Shape,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A killed training asks for no answer again."""
+    save_model(tmp_path / "teacher", shape, tensors_of(shape, seed=4))
+    tokenizer = Tokenizer.from_file(str(start["tokenizer"] / "tokenizer.json"))
+    monkeypatch.setenv("TEACHER_KEY", "secret")
+    config = {
+        **rl_config,
+        "algorithm": "distill",
+        "steps_per_batch": 2,
+        "epochs_per_batch": 2,
+        "steps": 8,
+    }
+    local = {**config, "teacher": str(tmp_path / "teacher")}
+    run_stage("rl", start, local, tmp_path / "local", checkpoint_every=100)
+    with Endpoint(scored(load_model(tmp_path / "teacher"), tokenizer)) as server:
+        endpoint = {
+            "endpoint": server.url,
+            "model": "teacher",
+            "api_key_env": "TEACHER_KEY",
+        }
+        remote = {**config, "teacher_endpoint": endpoint}
+        run_stage("rl", start, remote, tmp_path / "remote", checkpoint_every=100)
+        assert server.headers["authorization"] == "Bearer secret"
+        asked = server.asked.copy()
+        with killed_in(6, monkeypatch):
+            run_stage("rl", start, remote, tmp_path / "killed", checkpoint_every=6)
+        run_stage("rl", start, remote, tmp_path / "killed", checkpoint_every=6)
+        assert server.asked == asked + asked
+    for line, expected in zip(
+        metrics(tmp_path / "remote"), metrics(tmp_path / "local"), strict=True
+    ):
+        for name in ("loss", "kl", "reward", "entropy"):
+            assert line[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "remote")
+    tables = [
+        pq.read_table(tmp_path / name / "data" / "answers.parquet").to_pylist()
+        for name in ("remote", "local")
+    ]
+    for answer_, expected in zip(*tables, strict=True):
+        assert answer_["answer_ids"] == expected["answer_ids"]
+        for name in ("reference_logps", "advantages"):
+            assert answer_[name] == pytest.approx(expected[name], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "problem"),
+    [
+        (None, TeacherError, "vocabulary"),
+        (Refuse(400, "no such token"), TeacherError, "no such token"),
+        (Raw(b"{}"), AskingError, "no chat completion"),
+    ],
+)
+def test_endpoint_of_another_vocabulary_is_rejected_before_the_first_step(
+    run_stage: Any,
+    start: dict[str, Path],
+    rl_config: dict[str, Any],
+    shape: Shape,
+    tmp_path: Path,
+    reply: Any,
+    error: type[Exception],
+    problem: str,
+) -> None:
+    other = Tokenizer.from_file(str(start["tokenizer"] / "tokenizer.json"))
+    other.decoder = None
+    teacher = Llama(shape).requires_grad_(False)
+    with Endpoint(
+        scored(teacher, other) if reply is None else lambda prompt, before: reply
+    ) as server:
+        endpoint = {"endpoint": server.url, "model": "t", "patience_seconds": 0.1}
+        config = {**rl_config, "algorithm": "distill", "teacher_endpoint": endpoint}
+        with pytest.raises(error, match=problem):
+            run_stage("rl", start, config, tmp_path / "rl")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"teacher": "folder"}, "either"),
+        ({"beta": 0.5}, "whole distributions"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"algorithm": "grpo"}, "no effect on grpo"),
+        ({"teacher_endpoint": {"top_p": 0.9}}, "top_p"),
+    ],
+)
+def test_settings_that_an_endpoint_cannot_follow_are_rejected(
+    rl_config: dict[str, Any], settings: dict[str, Any], problem: str
+) -> None:
+    endpoint = {"endpoint": "http://127.0.0.1:1/v1", "model": "teacher"}
+    config = {**rl_config, "algorithm": "distill", **settings}
+    config["teacher_endpoint"] = {**endpoint, **settings.get("teacher_endpoint", {})}
+    with pytest.raises(ValidationError, match=problem):
+        Rl.model_validate(config)
 
 
 def test_teacher_of_another_vocabulary_is_rejected(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ from gristmill.train.rl.rollout_tables import (
     read_batch,
 )
 from gristmill.train.rl.sampler import Sampler, sampling_of
+from gristmill.train.rl.teacher_endpoint import EndpointTeacher
 from gristmill.train.rl.tools.tool_call import Used
 
 
@@ -61,6 +63,7 @@ class Actor:
             (see rewards.rewards_of).
         rollouts: filled by the actor.
         choice: selection of prompts, with a curriculum.
+        teacher: reference behind an endpoint instead.
         chat: tokenizer and template.
         world: the processes.
         folder: folder of saved batches of answers.
@@ -79,6 +82,7 @@ class Actor:
     world: World
     folder: Path
     choice: PromptChoice | None = None
+    teacher: EndpointTeacher | None = None
     drawn_tokens: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
 
@@ -124,7 +128,10 @@ class Actor:
                 prompts[:: section.group_size].tolist(), passed.float().mean(dim=1)
             )
         self.rollouts.old.copy_(self._logps(self.model))
-        if self.section.needs_reference:
+        if self.teacher is not None:
+            ask = partial(self.teacher.logps, rollouts)
+            self.rollouts.reference.copy_(on_first(ask, self.world))
+        elif self.section.needs_reference:
             with (
                 nullcontext()
                 if self.reference is not None

@@ -24,6 +24,7 @@ from gristmill.mixtures.user_code import name_of
 from gristmill.tokenize.shuffle import Order
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
 from gristmill.train.distributed.fsdp import sharded_model
+from gristmill.train.distributed.process_groups import on_first
 from gristmill.train.eval.intervals import Estimate, paired_difference
 from gristmill.train.loop.loop_state import Part
 from gristmill.train.loop.metrics_log import METRICS, read_lines
@@ -49,6 +50,7 @@ from gristmill.train.rl.rollout_tables import (
     read_batch,
 )
 from gristmill.train.rl.sampler import Engine, Sampler
+from gristmill.train.rl.teacher_endpoint import EndpointTeacher
 from gristmill.train.rl.tools.call_format import CallFormat
 from gristmill.train.rl.tools.toolbox import Toolbox
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
@@ -157,6 +159,8 @@ def run(
     if section.teacher is not None:
         teacher = model_folder("rl.teacher", section.teacher)
         reference = read_teacher("rl.teacher", teacher, chat), teacher
+    asked = section.teacher_endpoint
+    endpoint = None if asked is None else EndpointTeacher(asked, context)
     tools = (
         OfferedTools(CallFormat(chat), Toolbox(section.tools))
         if section.tools
@@ -177,7 +181,9 @@ def run(
     with tuning(inputs, section, start, length, out, context) as setup:
         world = setup.world
         dtype = setup.dtype
-        if reference is None and section.kl_weight and section.lora is None:
+        if endpoint is not None:
+            on_first(partial(endpoint.check_vocabulary, chat, length), world)
+        elif reference is None and section.kl_weight and section.lora is None:
             reference = setup.shape, start
         if world.is_first:
             write_text(
@@ -246,6 +252,7 @@ def run(
             world,
             context.work / BATCHES,
             choice,
+            endpoint,
         )
         # Computed once per run, also if the training resumes.
         before = measured_once(
