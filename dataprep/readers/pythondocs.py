@@ -31,7 +31,7 @@ PACKAGES = (
     "apache-beam awkward cloudpickle datasketch duckdb fastwarc fsspec ftfy gigatoken httpx "
     "idna jinja2 jsonschema lxml-html-clean matplotlib numba numpy orjson pyarrow pydantic "
     "pyyaml resiliparse rich safetensors scipy tld tokenizers trafilatura typer "
-    "universal-pathlib zstandard"
+    "typing-extensions universal-pathlib zstandard"
 ).split()
 """Packages with documents: those that gristmill requires on every platform."""
 MIN_CHARACTERS = 200

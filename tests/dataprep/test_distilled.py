@@ -24,7 +24,6 @@ from gristmill.dataprep.user_code import annotate
 from gristmill.flows.report.document_sections import agreement
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.llm_sections import judges
-from gristmill.flows.report.stage_summaries import Distilled, read_as
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import prepare_step
 from gristmill.mixtures.loader import ManifestError
@@ -144,7 +143,7 @@ def test_classifier_learns_from_scores_and_scores_all_documents(
     # those that the judge said nothing of are scored, too
     assert abs(kept - (sum(good) + 20)) <= 12
     assert summary.counts["dropped"] == {"quality/min_quality": 300 - kept}
-    note, confusion, calibration = agreement(read_as(Distilled, distilled))
+    note, confusion, calibration = agreement(distilled)
     assert f"On {distilled['held_out']} held out" in str(note)
     assert f"{confusion_counts['good_kept']:,}" in str(confusion)
     assert str(calibration).count("from ") == len(distilled["calibration"])

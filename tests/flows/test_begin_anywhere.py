@@ -474,7 +474,7 @@ def test_invalid_model_folder_is_rejected_before_any_work(
         opened(folder, "name: a\n\nmodel: {path: nowhere}\nexport: {}\n")
     with pytest.raises(
         ManifestError,
-        match=r"run.yaml:2: model.path: .*model_type .new. is neither computed here",
+        match=r"run.yaml:2: model.path: .*model_type 'new'",
     ):
         opened(folder, "name: a\nmodel: {path: other}\nexport: {}\n")
 
