@@ -108,10 +108,11 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     target_layers = [
         (name, module)
         for name, module in model.named_modules()
-        # Subclasses compute something else, such as Llama 4's routing.
-        if type(module) is nn.Linear
+        if isinstance(module, nn.Linear)
         and module in of_blocks
         and (takes_all or name.rpartition(".")[2] in targets)
+        # Llama 4's routing is a subclass that returns a pair.
+        and isinstance(module(module.weight[:1]), Tensor)
     ]
     missing = set(targets) - {name.rpartition(".")[2] for name, _ in target_layers}
     if not target_layers or (lora.targets and missing):
