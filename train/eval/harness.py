@@ -305,7 +305,7 @@ class HarnessTask:
         """Texts of each task's items with their right answers, without shots."""
         return {
             name: [
-                _question(task, item)
+                question_text(task, item)
                 for _, item in task.doc_iterator(limit=self.section.limit)
             ]
             for name, task in self.loaded["tasks"].items()
@@ -326,9 +326,9 @@ class HarnessTask:
             result = results[name] = Result(measured["sample_len"])
             resampled[name] = {"sample_len": result.items}
             for key, _ in _metrics(measured):
-                values, aggregate = _item_values(task, key, samples)
+                values, aggregate = item_values(task, key, samples)
                 if aggregate is mean or key.startswith(FUNCTIONS_OF_MEANS):
-                    resampled[name][key] = _resampled(
+                    resampled[name][key] = resampled_metric(
                         values, aggregate, seeded_key(seed, name), bootstrap_samples
                     )
                     if "perplexity" not in key:
@@ -399,9 +399,9 @@ def load_tasks(sections: Sequence[Task]) -> list[HarnessTask]:
         prepared = TemporaryDirectory(prefix="gristmill-")
         with _alone(prepared):
             loaded = (
-                _published(section)
+                published_task(section)
                 if section.kind is None
-                else _own(section, section.kind)
+                else own_task(section, section.kind)
             )
         for task in loaded["tasks"].values():
             default = task.get_config("num_fewshot")
@@ -425,7 +425,7 @@ def load_tasks(sections: Sequence[Task]) -> list[HarnessTask]:
     return tasks
 
 
-def _published(section: Task) -> TaskDict:
+def published_task(section: Task) -> TaskDict:
     """Task, group or tag of lm-evaluation-harness on a local copy of its data set."""
     name, manager = section.name, task_manager()
     entry = manager.task_index.get(name)
@@ -470,7 +470,7 @@ def _published(section: Task) -> TaskDict:
     return loaded
 
 
-def _own(section: Task, kind: str) -> TaskDict:
+def own_task(section: Task, kind: str) -> TaskDict:
     """Task in files of the user's, as lm-evaluation-harness configures one."""
     items = read_task(section)
     config = {
@@ -523,7 +523,7 @@ def _metrics(measured: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield key, float(value)
 
 
-def _item_values(
+def item_values(
     task: ConfigurableTask, key: str, samples: Sequence[Any]
 ) -> tuple[list[Any], Aggregation]:
     """Values of a metric `METRIC,FILTER` by item, and the function of them that is the
@@ -541,7 +541,7 @@ def _item_values(
     return values, aggregate
 
 
-def _resampled(
+def resampled_metric(
     values: Sequence[Any], aggregate: Aggregation, seed: int, bootstrap_samples: int
 ) -> np.ndarray:
     """Metric of bootstrap samples, computed from means: (bootstrap_samples,)."""
@@ -578,7 +578,7 @@ def own_metric(metric: OwnMetric, samples: Sequence[Any]) -> np.ndarray | float:
     return values if values.shape else float(values)
 
 
-def _question(task: ConfigurableTask, item: Any) -> str:
+def question_text(task: ConfigurableTask, item: Any) -> str:
     """Text of an item, and its right answer."""
     text, target = task.doc_to_text(item), task.doc_to_target(item)
     choices = task.doc_to_choice(item) if task.config.doc_to_choice else []
