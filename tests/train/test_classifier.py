@@ -225,7 +225,7 @@ def test_resumed_training_has_the_same_bits(
     config = {**SFT, "data": data, "steps": 6}
     run_stage("sft", inputs, config, folder / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "stop_requested", lambda: True)
+        patch.setattr("gristmill.train.loop.step.stop_requested", lambda: True)
         with pytest.raises(trainer.StoppedError):
             run_stage("sft", inputs, config, folder / "cut")
         torch.distributed.destroy_process_group()
