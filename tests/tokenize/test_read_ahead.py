@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from concurrent import futures
-from concurrent.futures import Future
+from collections.abc import Callable
 
 import pytest
 
-from gristmill.tokenize.streaming import read_ahead
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 
 
@@ -69,12 +67,13 @@ def test_waiting_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = ReadAhead(
         lambda step: waited_for.wait(10) and step, last_step=3, depth=3, threads=1
     )
+    wait_for = ahead._come.wait_for
 
-    def wait(results: list[Future[bool]]) -> None:
+    def wait(ready: Callable[[], bool]) -> bool:
         waited_for.set()
-        futures.wait(results)
+        return wait_for(ready)
 
-    monkeypatch.setattr(read_ahead, "wait", wait)
+    monkeypatch.setattr(ahead._come, "wait_for", wait)
     assert ahead.take(0) == 0
     waited = ahead.waited_seconds
     assert waited > 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +242,8 @@ def test_training_survives_an_outage(
         ROWS[order.rows(np.arange(6 * step, 6 * step + 6))] for step in range(10)
     ]
     assert np.array_equal(ahead.take(0), expected[0])
-    assert not wait(ahead._results.values(), timeout=30).not_done
+    with ahead._come:
+        assert ahead._come.wait_for(lambda: len(ahead._results) == 4, timeout=30)
     store.away.set()
     for step in (1, 2, 3, 4):
         assert np.array_equal(ahead.take(step), expected[step])

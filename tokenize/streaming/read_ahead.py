@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +17,9 @@ class ReadAhead(Generic[T]):
     The results are those of calling `read` in place: threads change the time of a
     call, never its result. An error of a step is raised where that step is taken, after
     all steps before it.
+
+    A thread reads step after step as long as there is room, and then ends, so that no
+    thread outlives its work.
 
     Args:
         read: function from the number of a step to its result; called in threads, for
@@ -36,13 +39,23 @@ class ReadAhead(Generic[T]):
         self._read = read
         self._last = last_step
         self._depth = depth
+        self._threads = threads
         self._pool = (
             ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
             if threads
             else None
         )
+        self._come = threading.Condition()
         self._results: dict[int, Future[T]] = {}
-        """Steps that are read or being read: the next one, and those after it."""
+        self._turn = 0
+        """Number of restarts; batches of earlier turns are discarded."""
+        self._taken = 0
+        """The step behind the one that was taken last."""
+        self._begun = self._end = 0
+        """The step behind those that are read or being read, and the one that must not
+        be begun yet.
+        """
+        self._reading = 0
         self.waited_seconds = 0.0
 
     def take(self, step: int) -> T:
@@ -50,35 +63,54 @@ class ReadAhead(Generic[T]):
         restarts the prefetch.
         """
         if self._pool is None:
-            with self._waiting():
+            wait_start = time.perf_counter()
+            try:
                 return self._read(step)
-        if step != min(self._results, default=step):
-            self._cancel()
-        last = max(step, min(step + self._depth, self._last - 1))
-        for ahead in range(max(self._results, default=step - 1) + 1, last + 1):
-            self._results[ahead] = self._pool.submit(self._read, ahead)
-        result = self._results.pop(step)
-        if not result.done():
-            with self._waiting():
-                wait([result])
-        return result.result()
+            finally:
+                self.waited_seconds += time.perf_counter() - wait_start
+        with self._come:
+            if step != self._taken:
+                self._start_at(step)
+            self._taken = step + 1
+            self._end = max(step + 1, min(step + 1 + self._depth, self._last))
+            for _ in range(min(self._threads - self._reading, self._end - self._begun)):
+                self._reading += 1
+                self._pool.submit(self._read_on)
+            if step not in self._results:
+                wait_start = time.perf_counter()
+                self._come.wait_for(lambda: step in self._results)
+                self.waited_seconds += time.perf_counter() - wait_start
+            outcome = self._results.pop(step)
+        return outcome.result()
 
     def close(self) -> None:
         """Stop prefetching; running reads finish by themselves."""
-        self._cancel()
+        with self._come:
+            self._start_at(0)
+            self._end = 0
         if self._pool is not None:
-            self._pool.shutdown(wait=False)
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Add the time of a block to `waited_seconds`."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.waited_seconds += time.perf_counter() - started
-
-    def _cancel(self) -> None:
-        for result in self._results.values():
-            result.cancel()
+    def _start_at(self, step: int) -> None:
+        self._turn += 1
         self._results.clear()
+        self._taken = self._begun = step
+
+    def _read_on(self) -> None:
+        """Read steps while there is room."""
+        while True:
+            with self._come:
+                step, turn = self._begun, self._turn
+                if step >= self._end:
+                    self._reading -= 1
+                    return
+                self._begun += 1
+            outcome = Future[T]()
+            try:
+                outcome.set_result(self._read(step))
+            except BaseException as error:  # noqa: BLE001 - raised where the step is taken
+                outcome.set_exception(error)
+            with self._come:
+                if turn == self._turn:
+                    self._results[step] = outcome
+                    self._come.notify()

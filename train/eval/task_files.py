@@ -88,7 +88,7 @@ def _item(task: Task, number: int, record: Record) -> Record:
         item = {"prompt": "", "target": prompt}
         scored = [prompt]
     elif task.kind == "multiple_choice":
-        scored, item["target"] = _choices(at, task, record)
+        scored, item["target"] = choices_of(at, task, record)
         item["choices"] = scored
     else:
         answer = _value(at, task.answer, record)
@@ -104,7 +104,7 @@ def _item(task: Task, number: int, record: Record) -> Record:
     return item
 
 
-def _choices(at: str, task: Task, record: Record) -> tuple[list[str], int]:
+def choices_of(at: str, task: Task, record: Record) -> tuple[list[str], int]:
     """Choices, and the index of the right one, which is written as an index, a letter
     or the text itself.
     """
