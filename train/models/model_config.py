@@ -279,7 +279,8 @@ class TransformersShape(ForeignShape):
         files: content of its other JSON files by name: generation_config.json and those
             of a processor of images.
         context: maximum row length that its config.json allows; None if any.
-        multiplied: weights that every token is multiplied by, of experts all; of an encoder-decoder weighted by `ENCODED` and `DECODED`.
+        multiplied: weights that every token is multiplied by, of experts all; of an
+            encoder-decoder weighted by `ENCODED` and `DECODED`.
     """
 
     config: dict[str, Any]

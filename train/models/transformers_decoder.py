@@ -40,7 +40,7 @@ from gristmill.train.models.model_config import (
 )
 from gristmill.train.models.tensor_files import ModelTensors, TensorOf
 from gristmill.train.models.transformer import Head, logits_head
-from gristmill.train.objectives.losses import Output, Softcapped
+from gristmill.train.objectives.losses import Output, Softcapped, softcap
 
 GENERATION_FILE = "generation_config.json"
 PROCESSOR_FILES = (
@@ -166,7 +166,7 @@ class LogitMap:
     def __call__(self, results: Tensor) -> Tensor:
         """Logits of results, of any shape."""
         logits = results * self.factor
-        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+        return logits if self.cap is None else softcap(logits, self.cap)
 
 
 class TransformersModule(nn.Module):

@@ -30,17 +30,20 @@ output matrix only a few times per batch instead of hundreds of times.
 """
 
 
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """Logits within (-cap, cap) (Gemma Team 2024, "Gemma 2", section 2)."""
+    return cap * torch.tanh(logits / cap)
+
+
 class Softcapped(NamedTuple):
-    """Output matrix (v, d) whose logits z are cap * tanh(z / cap) (Gemma 2: Gemma Team
-    2024, section 2).
-    """
+    """Output matrix (v, d) whose products become logits by `softcap`."""
 
     matrix: Tensor
     cap: float
 
     def bound(self, logits: Tensor) -> Tensor:
         """Logits within (-cap, cap), of products with the matrix."""
-        return self.cap * torch.tanh(logits / self.cap)
+        return softcap(logits, self.cap)
 
     def before(self, function: OfLogits) -> OfLogits:
         """Function of products with the matrix, from one of logits."""

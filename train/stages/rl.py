@@ -159,8 +159,9 @@ def run(
     if section.teacher is not None:
         teacher = model_folder("rl.teacher", section.teacher)
         reference = read_teacher("rl.teacher", teacher, chat), teacher
-    asked = section.teacher_endpoint
-    endpoint = None if asked is None else EndpointTeacher(asked, context)
+    endpoint = None
+    if section.teacher_endpoint is not None:
+        endpoint = EndpointTeacher(section.teacher_endpoint, context)
     tools = (
         OfferedTools(CallFormat(chat), Toolbox(section.tools))
         if section.tools
