@@ -148,6 +148,7 @@ def try_decoders() -> None:
             sys.executable,
             *("-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"),
             "tests/train/test_transformers_decoder.py",
+            "tests/train/test_transformers_training.py",
             *("-k", " or ".join(sorted(set(TRIES.values())))),
         ],
         cwd=Path(__file__).parents[1],

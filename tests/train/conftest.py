@@ -28,6 +28,7 @@ from gristmill.train.loop.rows_read import READS
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn
+from tests.train.decoder_families import save_tiny_decoder
 
 SOURCES = ("prose", "code")
 SEQUENCE_LENGTH = 32
@@ -324,3 +325,21 @@ class StageConfig:
 def stage_config(tmp_path: Path) -> StageConfig:
     """Settings of stages from a manifest in the folder of the test."""
     return StageConfig(tmp_path)
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+@pytest.fixture
+def given_model(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> Any:
+    """Inputs of a stage after the stage `model` took a tiny decoder of a family."""
+
+    def given(family: str) -> dict[str, Path]:
+        save_tiny_decoder(family, tmp_path / family)
+        config = {"path": str(tmp_path / family), "implementation": "transformers"}
+        run_stage("model", inputs, config, tmp_path / "given")
+        return {**inputs, "model": tmp_path / "given" / "data"}
+
+    return given

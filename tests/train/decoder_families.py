@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from gristmill.core.files import read_json
+
 VOCAB, LENGTH = 400, 64
 SIZES = {
     "vocab_size": VOCAB,
@@ -257,3 +259,16 @@ def save_tiny_decoder(family: str, folder: Path) -> Any:
     model = tiny_decoder(family)
     model.save_pretrained(folder)
     return model
+
+
+def hf_model(folder: Path) -> Any:
+    import transformers
+
+    (name,) = read_json(folder / "config.json")["architectures"]
+    kind = getattr(transformers, name)
+    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def random_ids(rows: int, tokens: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, VOCAB, (rows, tokens), generator=generator)

@@ -49,11 +49,6 @@ class Count:
 
 
 @pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
-@pytest.fixture
 def with_callback(
     stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> Any:

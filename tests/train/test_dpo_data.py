@@ -42,11 +42,6 @@ def pair(question: str, chosen: str, rejected: str) -> dict[str, str]:
     return {"prompt": question, "chosen": chosen, "rejected": rejected}
 
 
-@pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
 def test_answers_without_an_end_are_rejected_by_their_example(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -25,11 +25,6 @@ from gristmill.train.stages import export
 from tests.train.jsonl import read_jsonl, read_metrics
 
 
-@pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
 def read_lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     lines = read_jsonl(folder / "data" / name)
     return [

@@ -32,11 +32,6 @@ class Bigram(nn.Module):
 
 
 @pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
-@pytest.fixture
 def with_model(
     stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> Any:

@@ -43,11 +43,6 @@ def sgd(params, momentum=0.0):
 
 
 @pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
-@pytest.fixture
 def configured(
     stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> Any:

@@ -61,11 +61,6 @@ def configured(stage_config: Any, tmp_path: Path) -> Any:
     return settings
 
 
-@pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
 @pytest.mark.slow
 def test_callbacks_of_the_guide_end_a_training(
     run_stage: Any,

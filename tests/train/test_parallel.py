@@ -42,11 +42,6 @@ FORMS: dict[int, list[dict[str, int]]] = {
 
 
 @pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
-@pytest.fixture
 def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
     """Batches of 7 rows in micro-batches of 2, which no number of processes divides."""
     model = {

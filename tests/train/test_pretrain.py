@@ -31,11 +31,6 @@ from tests.train.jsonl import read_metrics
 SIXES = RowPlan(((0, 0, 6),))
 
 
-@pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
 @pytest.mark.slow
 def test_loss_falls_and_metrics_add_up(
     run_stage: Any,

@@ -110,11 +110,6 @@ def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
-@pytest.fixture
 def config(pretrain_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """Settings whose batches of 7 rows and 3 questions do not divide among 2 or 4
     ranks.

@@ -45,11 +45,6 @@ def write(path: Path, count: int, answer: str) -> str:
 
 
 @pytest.fixture
-def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
-
-
-@pytest.fixture
 def inputs_with_template(tokenizer_folder: Path, tmp_path: Path) -> Any:
     def inputs(template: str) -> dict[str, Path]:
         folder = tmp_path / "tokenizer"
