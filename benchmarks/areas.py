@@ -102,6 +102,7 @@ AREAS = {
         "train.rollouts:rows",
     ),
     "chain": ("chain.chain:rows",),
+    "scale": ("chain.scale:rows",),
     "chaos": ("chaos.chaos:rows", "chaos.full_disk:rows", "chaos.asking_kills:rows"),
     "chaos_disk": ("chaos.full_disk:rows",),
     "chaos_asking": ("chaos.asking_kills:rows",),
@@ -114,6 +115,7 @@ OPTIONS = {
         ("chaos", "chaos_asking", "chaos_disk"), ("points", "seed", "folder", "at_once")
     ),
     "bounds": ("documents", "folder"),
+    "scale": ("documents", "folder"),
     "outages": ("folder",),
     "sizes": ("model",),
     "chain": ("documents", "folder", "flame"),
