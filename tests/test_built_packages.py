@@ -141,6 +141,6 @@ def test_an_installed_wheel_runs_the_demo_in_an_empty_folder(
     gristmill_output("run", "demo", "--until", "ingest", "--no-ui")
     states = {
         row["stage"]: row["state"]
-        for row in json.loads(gristmill_output("status", "demo", "--json"))
+        for row in json.loads(gristmill_output("status", "demo", "--json"))["stages"]
     }
     assert states["ingest"] == "committed"

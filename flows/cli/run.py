@@ -275,12 +275,17 @@ def status(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every stage of a manifest as committed, unfinished or missing."""
-    from gristmill.flows.questions.status import print_status, stage_states
+    """Show every stage of a manifest as committed, unfinished or missing; --json also
+    shows the last run, with its exit code and report.
+    """
+    from gristmill.flows.questions.status import last_run, print_status, stage_states
 
     session = open_or_exit(manifest, set_, store)
     rows = stage_states(session)
-    print_json(rows) if as_json else print_status(session, rows)
+    if as_json:
+        print_json({"run": last_run(session), "stages": rows})
+    else:
+        print_status(session, rows)
 
 
 @app.command()
@@ -408,11 +413,27 @@ def report(
 
 
 @app.command()
-def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
+def runs(
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+    prometheus: Annotated[
+        bool,
+        Option(
+            "--prometheus",
+            help="Print the newest run of each manifest as metrics, for node_exporter "
+            "or a Pushgateway.",
+        ),
+    ] = False,
+) -> None:
     """List the runs of a store."""
     from gristmill.core.store import read_runs, store_at
     from gristmill.flows.questions.status import print_runs
 
+    if prometheus:
+        from gristmill.flows.prefect.run_metrics import metrics_text
+
+        echo(metrics_text(store_at(store)), nl=False)
+        return
     records = [record for _, record in read_runs(store_at(store))]
     print_json(records) if as_json else print_runs(records)
 

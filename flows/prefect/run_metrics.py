@@ -13,15 +13,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gristmill.core.files import read_json
 from gristmill.core.lease import highest
 from gristmill.core.progress import read_progress
 from gristmill.core.store import Store
-from gristmill.flows.questions.status import run_state
-from gristmill.flows.running.run_records import ROWS, RunContent, StageEntry
+from gristmill.flows.questions.status import newest_runs, run_state
+from gristmill.flows.running.run_records import ROWS, StageEntry
 
-NEWEST_RUNS = 50
-"""Runs whose records are read per request."""
 RUN_STATES = ("running", "completed", "failed", "interrupted", "killed")
 STAGE_STATES = (
     "waiting",
@@ -105,18 +102,6 @@ class RunCollector(Collector):
                 if isinstance(progress.get("tokens_per_second"), int | float):
                     add("tokens_per_second", labels, progress["tokens_per_second"])
         yield from families.values()
-
-
-def newest_runs(store: Store) -> dict[str, RunContent]:
-    """Record of the newest run by manifest name, among the newest runs of a store."""
-    if not store.runs.exists():
-        return {}
-    runs: dict[str, RunContent] = {}
-    for folder in sorted(store.runs.iterdir(), reverse=True)[:NEWEST_RUNS]:
-        if (folder / "run.json").exists():
-            record: RunContent = read_json(folder / "run.json")
-            runs.setdefault(record["name"], record)
-    return runs
 
 
 def stage_state(entry: StageEntry, is_running: bool) -> str:

@@ -20,9 +20,11 @@ from gristmill.core.progress import (
     read_progress,
     seconds_left,
 )
+from gristmill.core.store import Store
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.report.facts import top_reasons
+from gristmill.flows.running.run_records import RunContent
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.yaml_text import unknown_name
@@ -36,6 +38,10 @@ STYLES = {
 }
 MINUTE, HOUR = 60, 3600
 """Seconds."""
+NEWEST_RUNS = 50
+"""Runs among which the newest one of a manifest is searched for."""
+EXIT_CODES = {"completed": 0, "failed": 1, "interrupted": 130}
+"""State of a run -> exit code of its command."""
 Record = Mapping[str, Any]
 """Content of a run's `run.json`, see `flows/running/run_records.py`."""
 
@@ -79,6 +85,48 @@ class StageState:
     owner: str | None = None
     progress: Progress | None = None
     details: str | None = None
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """Newest run of a manifest's name.
+
+    Attributes:
+        run: its name.
+        state: `running`, `completed`, `failed`, `interrupted` or `killed`.
+        exit_code: of its command; None while it runs, and if it was killed.
+        message: why it failed or was interrupted.
+        report: path of its report, written at its end.
+    """
+
+    run: str
+    state: str
+    exit_code: int | None
+    message: str | None
+    report: Path
+
+
+def last_run(session: Session) -> LastRun | None:
+    """Return the newest run of a manifest's name, or None if there is none."""
+    record = newest_runs(session.store).get(session.manifest.name)
+    if record is None:
+        return None
+    name, state = record["run"], run_state(record)
+    report = session.store.runs / name / "report.html"
+    message = record.get("message")
+    return LastRun(name, state, EXIT_CODES.get(state), message, report)
+
+
+def newest_runs(store: Store) -> dict[str, RunContent]:
+    """Record of the newest run by manifest name, among the newest runs of a store."""
+    if not store.runs.exists():
+        return {}
+    runs: dict[str, RunContent] = {}
+    for folder in sorted(store.runs.iterdir(), reverse=True)[:NEWEST_RUNS]:
+        if (folder / "run.json").exists():
+            record: RunContent = read_json(folder / "run.json")
+            runs.setdefault(record["name"], record)
+    return runs
 
 
 def stage_states(session: Session) -> list[StageState]:

@@ -18,6 +18,7 @@ EXTRA_OF = {
     **dict.fromkeys(("torchao", "bitsandbytes"), "quant"),
     "datasets": "hf",
     "lm_eval": "eval",
+    "openlineage": "lineage",
     "transformers": "models",
     "datatrove": "languages",
     **{
@@ -80,6 +81,8 @@ def check_libraries(
     """
     steps = session.manifest.steps
     missing: dict[str, dict[str, None]] = {}
+    if session.manifest.engine.lineage and not is_installed("openlineage"):
+        missing["openlineage"] = {"engine.lineage": None}
     for name in session.unfinished(stages, force):
         needs = session.plan[name].stage.requirements
         section = steps[name].config if name in steps else session.part_of(name)

@@ -41,7 +41,12 @@ def run_recorded(
         start: starts a stage; in a thread by default.
     """
     record = session.start_record()
-    emit = to_all(record.note, prerenderer(session), *subscribers)
+    lineage: list[Subscriber] = []
+    if session.manifest.engine.lineage:
+        from gristmill.flows.running.lineage import LineageSender
+
+        lineage = [LineageSender(session, record.content)]
+    emit = to_all(record.note, prerenderer(session), *subscribers, *lineage)
     runner = session.runner(emit, server)
     num_workers = runner.engine.workers
     try:

@@ -435,6 +435,11 @@ class Engine(TrainingEngine, BeamEngine):
     (`$NAME`), so that the URL of a webhook, which is a credential, need not be in the
     manifest. A failed notification is only a warning.
     """
+    lineage: bool = False
+    """Send OpenLineage events at the start and end of runs and stages (extra
+    `lineage`), to where OpenLineage's own environment variables (`OPENLINEAGE_URL`, ...)
+    or `openlineage.yml` say. A server that fails is only a warning.
+    """
 
     def _problems(self) -> Iterator[str]:
         self.parallel.sizes(self.num_ranks)

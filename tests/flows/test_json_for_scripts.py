@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from gristmill.core.store import Store
 from gristmill.flows.cli.main import app
+from gristmill.flows.running.session import open_session
 
 
 @pytest.fixture
@@ -56,7 +57,36 @@ def test_verify_without_committed_outputs_reports_none(project):
 
 def test_empty_lists_are_printed_as_json(project):
     assert printed("runs", "--json") == []
-    assert [row["state"] for row in printed("status", "a.yaml", "--json")] == [
-        "missing"
-    ]
+    assert [
+        row["state"] for row in printed("status", "a.yaml", "--json")["stages"]
+    ] == ["missing"]
     assert [row["action"] for row in printed("plan", "a.yaml", "--json")] == ["make"]
+
+
+def test_status_has_the_newest_run_with_its_exit_code_and_report(project):
+    assert printed("status", "a.yaml", "--json")["run"] is None
+    record = open_session("a.yaml", [], None).start_record()
+    report = str(record.folder / "report.html")
+    run = {"run": record.folder.name, "report": report}
+    assert printed("status", "a.yaml", "--json")["run"] == {
+        **run,
+        "state": "running",
+        "exit_code": None,
+        "message": None,
+    }
+    for state, exit_code in (("completed", 0), ("failed", 1), ("interrupted", 130)):
+        record.finish(state, "why")
+        assert printed("status", "a.yaml", "--json")["run"] == {
+            **run,
+            "state": state,
+            "exit_code": exit_code,
+            "message": "why",
+        }
+
+
+def test_metrics_are_printed_without_a_server(project):
+    open_session("a.yaml", [], None).start_record()
+    result = CliRunner().invoke(app, ["runs", "--prometheus"])
+    lines = result.stdout.splitlines()
+    assert 'gristmill_run_state{name="a",state="running"} 1.0' in lines
+    assert 'gristmill_stage_state{name="a",stage="ingest",state="waiting"} 1.0' in lines

@@ -154,13 +154,13 @@ def imported() -> dict[str, set[str]]:
 def test_core_requires_no_library_of_an_extra() -> None:
     extras = PROJECT["optional-dependencies"]
     extra_libraries = {canonicalize_name(library) for library in EXTRA_OF} | {
-        "mlflow-skinny"
+        "mlflow-skinny",
+        "openlineage-python",
     }
     assert names(PROJECT["dependencies"]) & extra_libraries == set()
     for library, extra in EXTRA_OF.items():
-        assert {canonicalize_name(library), f"{library}-skinny"} & names(
-            extras[extra]
-        ), library
+        packages = {library, f"{library}-skinny", f"{library}-python"}
+        assert set(map(canonicalize_name, packages)) & names(extras[extra]), library
 
 
 @pytest.mark.slow

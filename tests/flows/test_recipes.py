@@ -123,7 +123,9 @@ def test_recipe_runs_to_its_last_stage_on_small_data(
     settings = settings_of(name, address)
     process = gristmill_command(["run", f"recipe:{name}", "--no-ui", *settings])
     assert process.returncode == 0, process.stdout + process.stderr
-    rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)
+    rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)[
+        "stages"
+    ]
     assert {row["state"] for row in rows} == {"committed"}
     facts = gather_facts(
         open_session(f"recipe:{name}", settings[1::2], None), whole=False
