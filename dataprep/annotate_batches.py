@@ -157,7 +157,7 @@ def merge_annotations(inputs: Inputs, context: Context) -> dict[str, Path]:
         return dict(inputs)
     out = context.work / MERGED
     merge = partial(merge_shard, inputs=dict(inputs), out=out)
-    run_tasks("merge", shard_tasks(inputs["ingest"]), merge, context, direct=True)
+    run_tasks("merge", shard_tasks(inputs["ingest"]), merge, context)
     return {
         **{name: folder for name, folder in inputs.items() if name not in stages},
         MERGED: out,

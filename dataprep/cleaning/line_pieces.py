@@ -40,9 +40,9 @@ ALIKE = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
 def character_classes() -> np.ndarray:
     """Flags of every code point: uint8 of shape (CODE_POINTS,)."""
     predicates = (
-        (UPPER, str.isupper),
-        (DIGIT, str.isdigit),
-        (DECIMAL, str.isdecimal),
+        (UPPER, np.strings.isupper),
+        (DIGIT, np.strings.isdigit),
+        (DECIMAL, np.strings.isdecimal),
     )
     return flag_code_points(np.uint8, predicates, ())
 

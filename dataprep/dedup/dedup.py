@@ -102,6 +102,7 @@ from gristmill.dataprep.runners.tasks import (
     shard_tasks,
 )
 from gristmill.dataprep.shuffle_format import (
+    FEWEST_PARTITIONS,
     count_partitions,
     hash_partitions,
     open_batches,
@@ -109,6 +110,9 @@ from gristmill.dataprep.shuffle_format import (
 )
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import Dedup
+
+LEAST_KEY_BYTES = 1_000_000
+"""Keys that are not divided further: tasks would take longer than sorting them."""
 
 
 @dataclass(frozen=True)
@@ -318,9 +322,9 @@ def make_plan(inputs: Inputs, section: Dedup, out: Path, context: Context) -> De
     keys_per_document = section.exact + section.url
     if section.minhash is not None:
         keys_per_document += section.minhash.bands
-    num_partitions = count_partitions(
-        int(numbering.starts[-1]) * keys_per_document * BYTES_PER_KEY
-    )
+    key_bytes = int(numbering.starts[-1]) * keys_per_document * BYTES_PER_KEY
+    fewest = min(FEWEST_PARTITIONS, 1 + key_bytes // LEAST_KEY_BYTES)
+    num_partitions = count_partitions(key_bytes, fewest=fewest)
     merged = merge_annotations(inputs, context)
     return DedupPlan(
         merged,

@@ -1,8 +1,8 @@
 """MinHash signatures and their bands: documents that share a band are candidate pairs.
 
 The signatures equal those of datasketch 2 (`MinHash(..., scheme="affine32")`) bit for
-bit over the shingle hashes of `shingles.py`: the permutations come from its generator
-with the same seed. Two texts agree in one value with the probability of their Jaccard
+bit over the shingle hashes of `shingles.py`: the permutations are drawn as there, with the
+same seed. Two texts agree in one value with the probability of their Jaccard
 similarity J (Broder 1997), and in all rows of at least one band with probability 1 - (1
 - J^r)^b (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4).
 """
@@ -20,13 +20,15 @@ from gristmill.dataprep.text.kernels import kernel
 
 @lru_cache(maxsize=4)
 def permutations(num_permutations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Permutations h -> a * h + b mod 2^32 of datasketch: a (odd) and b, uint32 of
-    shape (num_permutations,).
-    """
-    from datasketch import MinHash
+    """Permutations h -> a * h + b mod 2^32: a (odd) and b, uint32 of shape
+    (num_permutations,).
 
-    a, b = MinHash(num_perm=num_permutations, seed=seed, scheme="affine32").permutations
-    return np.ascontiguousarray(a, np.uint32), np.ascontiguousarray(b, np.uint32)
+    Drawn as in datasketch (`MinHash._init_permutations`), whose import loads SciPy and
+    clients of databases, a third of a second.
+    """
+    generator = np.random.RandomState(seed)
+    a = 2 * generator.randint(0, 1 << 31, num_permutations, np.uint32) + 1
+    return a, generator.randint(0, 1 << 32, num_permutations, np.uint32)
 
 
 def signatures(sets: ShingleSets, num_permutations: int, seed: int) -> np.ndarray:

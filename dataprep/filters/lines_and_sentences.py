@@ -103,10 +103,10 @@ def text_classes() -> np.ndarray:
     flags = flag_code_points(
         np.uint8,
         (
-            (SPACE, str.isspace),
-            (LOWER, str.islower),
-            (LETTER, str.isalpha),
-            (WORD, str.isalnum),
+            (SPACE, np.strings.isspace),
+            (LOWER, np.strings.islower),
+            (LETTER, np.strings.isalpha),
+            (WORD, np.strings.isalnum),
             (WORD, in_categories("Mn", "Mc", "Me", "Cf")),
         ),
         (

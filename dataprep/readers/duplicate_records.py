@@ -192,7 +192,7 @@ def settle_repeats(
             tasks.append(Task(path.stem, payload, path.stat().st_size))
     if sum(task.size_bytes for task in tasks) < PROCESS_BYTES:
         context = context.with_one_worker()
-    run_tasks(job, tasks, drop_repeats, context, direct=True)
+    run_tasks(job, tasks, drop_repeats, context)
     text_bytes = 0
     with (
         atomic_write(ledger) as sink,

@@ -222,7 +222,6 @@ def run_shuffle(
     sender: Sender[Given, Result],
     context: Context,
     partitions: Mapping[str, int],
-    direct: bool = False,
 ) -> tuple[list[Result], dict[str, Shuffled]]:
     """Run all unfinished tasks; return their results, and the sent rows by name.
 
@@ -234,7 +233,6 @@ def run_shuffle(
         context: where to run.
         partitions: number of partitions per name that `sender` may use. Names are
             unique in a stage, like jobs.
-        direct: see `tasks.run_tasks`.
 
     Raises:
         IncompleteJobError: the runner ended without an error but tasks have no result,
@@ -243,7 +241,7 @@ def run_shuffle(
     """
     if form_of(context) == FILES:
         process = partial(send_to_files, sender, str(context.work), dict(partitions))
-        results: list[Any] = run_tasks(job, tasks, process, context, direct=direct)
+        results: list[Any] = run_tasks(job, tasks, process, context)
         runs_of_tasks = [result.pop(SENT) for result in results]
         return results, {
             name: Shuffled(

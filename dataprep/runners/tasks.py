@@ -67,6 +67,8 @@ PROCESS_BYTES = 32_000_000
 """Input size below which worker processes cost more than they gain, because each
 repeats the imports.
 """
+FEW_TASKS = 8
+"""Maximum number of tasks that workers share without a pipeline."""
 
 
 Given = TypeVar("Given", bound=Mapping[str, object])
@@ -172,7 +174,6 @@ def run_tasks(
     process: Process[Given, Result],
     context: Context,
     holds_gil: bool = False,
-    direct: bool = False,
 ) -> list[Result]:
     """Run all unfinished tasks, and return all results in the order of `tasks`.
 
@@ -185,9 +186,6 @@ def run_tasks(
         context: where to run.
         holds_gil: `process` spends its time in Python, or in native code that holds the
             GIL (see `choose_mode`).
-        direct: call the tasks without a pipeline if the local runner would run them one
-            after another, for stages that take less time than the start of a pipeline.
-            A single task never needs one.
 
     Raises:
         Exception: the exception of a task, with its type; the message names the task
@@ -214,7 +212,7 @@ def run_tasks(
             total,
             lambda: num_finished + len(pending_records & file_names(records)),
         ):
-            _run_to_completion(job, pending, process, context, records, mode, direct)
+            _run_to_completion(job, pending, process, context, records, mode)
         results = read_records(records, names)
     return check_complete(context, job, names, results, total)
 
@@ -365,7 +363,6 @@ def _run_to_completion(
     context: Context,
     records: Path,
     mode: Mode,
-    direct: bool,
 ) -> None:
     work = partial(do_task, process, str(records))
 
@@ -383,18 +380,29 @@ def _run_to_completion(
         elements = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
         if context.beam.nodes > 1 and len(elements) > 1:
             share_out(job, context, records, mode, work, elements)
-        elif (direct or len(elements) == 1) and mode == "memory":
-            for _ in in_turn(work, elements):
-                pass
         else:
-            _run_here(job, context, mode, work, elements)
+            is_small = sum(task.size_bytes for task in tasks) < PROCESS_BYTES
+            direct = is_small and (mode == "memory" or len(tasks) <= FEW_TASKS)
+            _run_here(job, context, mode, work, elements, direct)
 
 
 def _run_here(
-    job: str, context: Context, mode: Mode, work: Work, elements: Sequence[Element]
+    job: str,
+    context: Context,
+    mode: Mode,
+    work: Work,
+    elements: Sequence[Element],
+    direct: bool = False,
 ) -> None:
+    """Run tasks in a pipeline, or directly by the pool that it would hand them to, if
+    they take less time than its start, and certainly than Beam's import.
+    """
     pool = _make_pool(mode, context.beam.workers, work, len(elements))
-    run_here(job, pool, work, elements)
+    if not direct:
+        run_here(job, pool, work, elements)
+        return
+    for _ in pool(work, elements):
+        pass
 
 
 @contextmanager

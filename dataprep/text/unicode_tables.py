@@ -1,7 +1,7 @@
 """Unicode tables for kernels: a set of flags and a lower-case form per code point.
 
-The tables are built with Python's `str` methods, so a kernel agrees with Python of the
-same version (`unicodedata.unidata_version`) on every code point.
+The tables are built with Python's own character classes, so a kernel agrees with Python
+of the same version (`unicodedata.unidata_version`) on every code point.
 """
 
 from __future__ import annotations
@@ -129,28 +129,29 @@ which no method of `str` is true.
 """
 Flag = np.unsignedinteger[Any]
 """A number with a single set bit."""
+Predicate = Callable[[np.ndarray], np.ndarray]
+"""Function from n characters (`U1`) to n booleans. Those of `np.strings` equal the
+methods of `str`, at a tenth of the time.
+"""
 
 
 def flag_code_points(
     kind: type[Flag],
-    predicates: Sequence[tuple[Flag, Callable[[str], bool]]],
+    predicates: Sequence[tuple[Flag, Predicate]],
     listed: Iterable[tuple[Flag, Iterable[tuple[int, int]]]],
 ) -> np.ndarray:
     """Flags of every code point: an array of unsigned integers, of shape
     (CODE_POINTS,).
 
     Args:
-        predicates: flags, each with its predicate on characters; not set outside of
-            ASSIGNED.
+        predicates: flags, each with its predicate; not set outside of ASSIGNED.
         listed: flags, each with the first and last code points of its ranges.
     """
     flags = np.zeros(CODE_POINTS, kind)
     for begin, end in ASSIGNED:
-        characters = [chr(code) for code in range(begin, end)]
+        characters = np.arange(begin, end, dtype=np.uint32).view("U1")
         for flag, predicate in predicates:
-            flags[begin:end] |= (
-                np.fromiter(map(predicate, characters), bool, end - begin) * flag
-            )
+            flags[begin:end] |= predicate(characters) * flag
     for flag, spans in listed:
         for first, last in spans:
             flags[first : last + 1] |= flag
@@ -163,10 +164,10 @@ def code_point_flags() -> np.ndarray:
     flags = flag_code_points(
         np.uint16,
         (
-            (SPACE, str.isspace),
-            (ALPHABETIC, str.isalpha),
-            (ALPHABETIC_PROPERTY, str.isalpha),
-            (WORD, str.isalnum),
+            (SPACE, np.strings.isspace),
+            (ALPHABETIC, np.strings.isalpha),
+            (ALPHABETIC_PROPERTY, np.strings.isalpha),
+            (WORD, np.strings.isalnum),
         ),
         (
             (ALPHABETIC_PROPERTY, ranges(ALPHABETIC_BEYOND_LETTERS)),
@@ -187,9 +188,15 @@ def single(characters: str) -> list[tuple[int, int]]:
     return [(ord(character), ord(character)) for character in characters]
 
 
-def in_categories(*categories: str) -> Callable[[str], bool]:
+def in_categories(*categories: str) -> Predicate:
     """Predicate that is true for characters of these general categories."""
-    return lambda character: unicodedata.category(character) in categories
+    return lambda characters: np.fromiter(
+        (
+            unicodedata.category(chr(code)) in categories
+            for code in characters.view(np.uint32).tolist()
+        ),
+        bool,
+    )
 
 
 @lru_cache(maxsize=1)

@@ -174,7 +174,7 @@ def run(
         if result["types"] != final_types
     ]
     cast = partial(cast_shard, types=final_types, out=out)
-    run_tasks("types", outdated_tasks, cast, context, direct=True)
+    run_tasks("types", outdated_tasks, cast, context)
     return AnnotateSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["rules"] for result in results),

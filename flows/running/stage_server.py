@@ -1,7 +1,7 @@
 """Fork server of a run's stages: imports once the modules that all stages need.
 
 A stage of a small corpus works for a fraction of a second after two seconds of imports:
-Beam, Arrow, numba, its own modules. Stages that prepare documents or tokens on this
+Arrow, numba, its own modules. Stages that prepare documents or tokens on this
 machine start as forks of one process with these imports; all others (trainings, those
 on a cluster) start as separate programs. A fork looks like a program from outside: it
 has its own number, session, output and environment, gets the same signals, and ends
@@ -37,6 +37,7 @@ from gristmill.core.processes import (
     without_collection,
 )
 from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
+from gristmill.mixtures.schema.sources import INGEST
 
 if TYPE_CHECKING:
     from gristmill.flows.stages.plan import Plan
@@ -50,10 +51,18 @@ FIRST = (
     "gristmill.flows.running.execute",
     "gristmill.dataprep.documents",
     "gristmill.dataprep.readers.ingest",
+    "pyarrow.dataset",
 )
 """Modules that all such stages need."""
-LATER = ("gristmill.dataprep.text.preload", "pyarrow.dataset")
+LATER = ("gristmill.dataprep.text.preload",)
 """Modules that most of them need."""
+BEAM = "gristmill.dataprep.runners.beam_preload"
+"""Module that stages of a large corpus need: a second of imports."""
+PLAIN_SUFFIXES = (".csv", ".html", ".json", ".jsonl", ".md", ".py", ".tsv", ".txt")
+COMPRESSION = 4
+"""Estimated bytes of text per byte of a file with another suffix."""
+LARGE_BYTES = 64_000_000
+"""Text from which on stages have jobs for pipelines (`dataprep.runners.tasks`)."""
 FEWEST = 2
 """Minimum number of stages that justify the process."""
 _early: list[ForkServer] = []
@@ -119,16 +128,27 @@ def stage_server(
     server = _early.pop() if _early else _start()
     try:
         # Modules shared by all stages after the first precede those of single stages.
+        later = [*LATER, BEAM] if text_bytes(plan) >= LARGE_BYTES else LATER
         server.import_soon(
             list(
                 dict.fromkeys(
-                    chain(modules_per_stage[0], LATER, *modules_per_stage[1:])
+                    chain(modules_per_stage[0], later, *modules_per_stage[1:])
                 )
             )
         )
         yield server
     finally:
         server.close()
+
+
+def text_bytes(plan: Plan) -> int:
+    """Estimated text of the sources, from their listings."""
+    sources = plan[INGEST].config["sources"].values() if INGEST in plan else ()
+    return sum(
+        file["size"] * (1 if file["path"].endswith(PLAIN_SUFFIXES) else COMPRESSION)
+        for source in sources
+        for file in source["listing"]
+    )
 
 
 def _start() -> ForkServer:
@@ -151,14 +171,10 @@ def main(argv: list[str]) -> None:
     descriptor, *modules = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(signal.SIGKILL)
-    from gristmill.dataprep.runners.runner import import_beam
-
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in FIRST:
             importlib.import_module(name)
-        import_beam()
-        importlib.import_module("apache_beam.runners.portability.fn_api_runner")
     gc.freeze()
     with socket.socket(fileno=int(descriptor)) as requests:
         # The later modules are imported while the first stages work.

@@ -7,7 +7,6 @@ from gristmill.flows.stages.stage import (
     MeasuredColumns,
     PrepareStep,
     Problems,
-    Requirements,
     Stage,
     place_of,
 )
@@ -50,7 +49,6 @@ STAGE = Stage(
             "against_locator",
         ],
     ),
-    requirements=Requirements(preload=lambda settings: ["datasketch"]),
     display=Display(
         report_facts="gristmill.flows.report.facts:clusters_found",
         report=("gristmill.flows.report.document_sections:duplicates",),

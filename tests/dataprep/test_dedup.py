@@ -241,8 +241,12 @@ def test_shards_workers_and_order_do_not_change_the_result(
 
 @pytest.mark.slow
 def test_resumed_run_writes_the_same_bytes(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
+    write_ingest: Callable,
+    make_context: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(dedup, "LEAST_KEY_BYTES", 1)  # several partitions of few keys
     documents = list(planted().values())
     cut = [documents[at : at + 8] for at in range(0, len(documents), 8)]
     undisturbed, summary = run(write_ingest, make_context, tmp_path, "whole", cut)

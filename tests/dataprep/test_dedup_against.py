@@ -344,7 +344,7 @@ def test_shards_partitions_and_workers_do_not_change_the_result(
     def attempt(
         name: str, shards: int, partitions: int, workers: int
     ) -> tuple[Any, ...]:
-        monkeypatch.setattr(dedup, "count_partitions", lambda size: partitions)
+        monkeypatch.setattr(dedup, "count_partitions", lambda size, fewest: partitions)
         monkeypatch.setattr(
             dedup, "count_star_partitions", lambda links: max(1, partitions // 2)
         )

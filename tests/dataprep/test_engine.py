@@ -64,6 +64,13 @@ def calls(out: Path) -> list[str]:
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(7)]
 
 
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run small jobs in pipelines too."""
+    monkeypatch.setattr(tasks, "PROCESS_BYTES", 0)
+
+
+@pytest.mark.usefixtures("piped")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -138,6 +145,7 @@ def fail_on_three(out: Path, task: Task) -> Done:
     return square(out, task)
 
 
+@pytest.mark.usefixtures("piped")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -177,7 +185,7 @@ def test_direct_calls_equal_a_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results, files, records and errors agree; a pipeline is made only if workers
-    share the tasks.
+    share many tasks, or large ones.
     """
     outcomes: dict[str, Any] = {}
     for name, direct in (("called", True), ("piped", False)):
@@ -186,12 +194,12 @@ def test_direct_calls_equal_a_pipeline(
         with pytest.MonkeyPatch.context() as patch:
             if direct:
                 patch.setattr(runner, "make_pipeline", no_pipeline)
+            else:
+                patch.setattr(tasks, "PROCESS_BYTES", 0)
             with pytest.raises(ValueError, match="three") as caught:
-                run_tasks(
-                    "job", TASKS, partial(fail_on_three, out), work, direct=direct
-                )
+                run_tasks("job", TASKS, partial(fail_on_three, out), work)
             started = calls(out)
-            results = run_tasks("job", TASKS, partial(square, out), work, direct=direct)
+            results = run_tasks("job", TASKS, partial(square, out), work)
         records = {
             path.name: path.read_text().replace(str(out), "")
             for path in (out / "work/job").iterdir()
@@ -206,21 +214,19 @@ def test_direct_calls_equal_a_pipeline(
     assert outcomes["called"] == outcomes["piped"]
     assert outcomes["called"][2] == ["t0", "t1", "t2"]
     monkeypatch.setattr(runner, "make_pipeline", no_pipeline)
-    alone = run_tasks(
-        "job",
-        TASKS[:1],
-        partial(square, tmp_path),
-        context(tmp_path / "alone", workers=2),
+    few = run_tasks(
+        "job", TASKS, partial(square, tmp_path), context(tmp_path / "few", workers=2)
     )
-    assert len(alone) == 1, "a single task is called directly"
-    with pytest.raises(TaskError, match="a pipeline is made"):
-        run_tasks(
-            "job",
-            TASKS,
-            partial(square, tmp_path),
-            context(tmp_path / "work", workers=2),
-            direct=True,
-        )
+    assert len(few) == len(TASKS)
+    many = [Task(f"t{n}", {"n": n}) for n in range(tasks.FEW_TASKS + 1)]
+    for piped_tasks in (many, BIG):
+        with pytest.raises(TaskError, match="a pipeline is made"):
+            run_tasks(
+                "job",
+                piped_tasks,
+                partial(square, tmp_path),
+                context(tmp_path / "work", workers=2),
+            )
 
 
 def no_pipeline(*arguments: object) -> None:
@@ -261,6 +267,7 @@ def test_error_keeps_its_type_if_that_takes_one_message(
     assert str(caught.value) == f"job/t0: {message}"
 
 
+@pytest.mark.usefixtures("piped")
 def test_error_that_cannot_be_recorded_comes_through_the_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +344,7 @@ def test_many_tasks_are_grouped_and_a_retry_runs_only_missing_ones(
     assert calls(tmp_path) == ["t3", "t6"]
 
 
+@pytest.mark.usefixtures("piped")
 def test_silently_lost_tasks_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

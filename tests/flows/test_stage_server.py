@@ -228,9 +228,36 @@ def test_lazily_imported_modules_are_imported_before_forking(
             "gristmill.dataprep.words.spacy_preload",
             *stage_server.LATER,
             "gristmill.dataprep.dedup.dedup",
-            "datasketch",
         ]
     assert STAGES["filter"].requirements.preload(Filter()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "size", "is_imported"),
+    [
+        ("a.jsonl", stage_server.LARGE_BYTES - 1, False),
+        ("a.jsonl", stage_server.LARGE_BYTES, True),
+        ("a.jsonl.gz", stage_server.LARGE_BYTES // 4, True),
+    ],
+)
+def test_beam_is_imported_before_forking_for_large_sources(
+    path: str, size: int, is_imported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested_modules: list[str] = []
+    server = SimpleNamespace(close=lambda: None, import_soon=requested_modules.extend)
+    monkeypatch.setattr(stage_server, "_start", lambda: server)
+    listing = [{"path": path, "size": size, "stamp": ""}]
+    config = {"sources": {"web": {"listing": listing}}}
+    plan = {
+        "ingest": replace(
+            toy_node("ingest", {}), stage=STAGES["ingest"], config=config
+        ),
+        "dedup": replace(
+            toy_node("dedup", {}), stage=STAGES["dedup"], settings=Dedup()
+        ),
+    }
+    with stage_server.stage_server(plan, list(plan), Engine()):
+        assert (stage_server.BEAM in requested_modules) == is_imported
 
 
 def test_worker_does_not_wait_for_imports_of_another(

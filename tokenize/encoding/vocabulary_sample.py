@@ -226,9 +226,7 @@ def candidates(
     send = partial(
         send_draws, inputs=dict(inputs), shares=dict(shares), seed=seed, bits=bits
     )
-    _, sent = run_shuffle(
-        DRAW, tasks, send, context, {DRAW: len(kinds) << bits}, direct=True
-    )
+    _, sent = run_shuffle(DRAW, tasks, send, context, {DRAW: len(kinds) << bits})
     key = order_key(seed, "tokenizer")
     firsts = {}
     for place, kind in enumerate(kinds):
@@ -310,7 +308,7 @@ def _read_texts(
         for shard, shard_rows in rows.items()
     ]
     send = partial(send_texts, inputs=dict(inputs))
-    _, sent = run_shuffle(TEXTS, reading, send, context, {TEXTS: 1}, direct=True)
+    _, sent = run_shuffle(TEXTS, reading, send, context, {TEXTS: 1})
     if sent[TEXTS].is_nothing:
         return []
     order = [(name, "ascending") for name in ("id", "shard", "row")]

@@ -175,9 +175,7 @@ def collect(
     planning = planning_context(documents, context)
     partitions = {ENTRIES: 1 << bits, DOCUMENTS: 1 << ledger_bits}
     try:
-        results, sent = run_shuffle(
-            JOB, tasks, process, planning, partitions, direct=True
-        )
+        results, sent = run_shuffle(JOB, tasks, process, planning, partitions)
     except MixError as error:  # names source and key; the shard is irrelevant
         raise MixError(str(error).partition(f"{MixError.__name__}: ")[2]) from error
     most = np.max([result["most"] for result in results], axis=0, initial=1).tolist()

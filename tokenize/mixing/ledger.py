@@ -255,7 +255,7 @@ def write_ledger(
         ledger=candidates.ledger,
         out=out,
     )
-    results = run_tasks(JOB, tasks, process, context, direct=True)
+    results = run_tasks(JOB, tasks, process, context)
     totals = np.sum([result["counts_"] for result in results], axis=0)
     counts = {name: _ledger_of(totals[number]) for number, name in enumerate(sources)}
     laid_out = dict(zip(sources, totals[:, LAID_OUT].tolist(), strict=True))

@@ -189,7 +189,6 @@ def run(
         _row_tasks(held_out, shards),
         partial(write_shard, plan=plan, token_bytes=token_bytes),
         context,
-        direct=True,
     )
     written = [WrittenShard(**result) for result in results]
     entries = [shard.entry for shard in written[len(names) :]]

@@ -55,9 +55,7 @@ def send_tokens(
     """
     tasks = [Task(f"{number:05d}", {"part": number}) for number in range(len(parts))]
     send = partial(send_part, wanted=wanted, parts=tuple(parts), dtype=dtype)
-    return run_shuffle(SEND_JOB, tasks, send, context, {SEND_JOB: shards}, direct=True)[
-        1
-    ][SEND_JOB]
+    return run_shuffle(SEND_JOB, tasks, send, context, {SEND_JOB: shards})[1][SEND_JOB]
 
 
 def send_part(

@@ -362,7 +362,7 @@ def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Strea
     )
     job, partitions = pass_job(streams.passes), 1 << streams.bits
     _, entries = run_shuffle(
-        job, partition_tasks(partitions), again, context, {job: partitions}, direct=True
+        job, partition_tasks(partitions), again, context, {job: partitions}
     )
     return _with_pass(streams, entries[job], context)
 
@@ -379,7 +379,7 @@ def _with_pass(streams: Streams, entries: Shuffled, context: Context) -> Streams
         folder=streams.folder,
     )
     tasks = partition_tasks(1 << streams.bits)
-    results = run_tasks(f"sort-{number}", tasks, sort, context, direct=True)
+    results = run_tasks(f"sort-{number}", tasks, sort, context)
     tokens, counts = (
         np.concatenate([before, [[result[name] for result in results]]])
         for name, before in (

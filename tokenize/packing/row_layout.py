@@ -165,7 +165,7 @@ def lay_out(
         sources=len(ends),
         plan=context.work / "plan",
     )
-    results = run_tasks(LAYOUT_JOB, tasks, process, context, direct=True)
+    results = run_tasks(LAYOUT_JOB, tasks, process, context)
     return [
         Layout(
             tuple(stream_ends),
@@ -329,7 +329,7 @@ def place(
     partitions = {PLACE_JOB: shards.number}
     if parts:
         partitions[WANTED] = parts
-    _, sent = run_shuffle(PLACE_JOB, tasks, process, context, partitions, direct=True)
+    _, sent = run_shuffle(PLACE_JOB, tasks, process, context, partitions)
     return sent[PLACE_JOB], sent.get(WANTED)
 
 
