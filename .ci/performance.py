@@ -34,7 +34,7 @@ AREAS = {
     "how often wrongly",
     "dialects": "Verdicts of each dialect of Gopher's rules, beside those of its "
     "project's own code",
-    "engines": "The same work on Dask, Spark and Flink, with a worker killed",
+    "engines": "The same work on Ray, Dask, Spark and Flink, with a worker killed",
     "bounds": "Memory and disk of 30 million documents, beside limits",
     "requests": "What an object store is asked, beside what the planner says",
     "chaos": "What happens when processes, disks, files, clocks and servers fail",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,11 @@ from gristmill.mixtures.base import Options
 
 PATIENCE_SECONDS = 240.0
 """Most time for a server to answer, on a busy machine."""
+RAY_HEAD = "127.0.0.2"
+"""Address of Ray's head on the loopback network: Ray replaces 127.0.0.1 by that of
+another interface.
+"""
+RAY_STORE_BYTES = 200_000_000
 EXECUTOR_MEMORY = "480m"
 """Least memory that Spark accepts, also the initial memory of its Java."""
 CHECKOUT = str(Path(__file__).resolve().parents[2])
@@ -101,11 +108,13 @@ class Cluster:
         engine: its settings of BeamEngine.
         description: its processes, in words.
         processes: all that were started.
+        client_address: of Ray, for drivers on other machines.
     """
 
     engine: Options
     description: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    client_address: str | None = None
 
     def start(self, folder: Path, *command: str, **environment: str) -> None:
         """Start a process, which ends with this one."""
@@ -143,6 +152,9 @@ def running(name: str, folder: Path) -> Iterator[Cluster]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            # a killed process of Ray leaves its own; each has a session of its own
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def engine_cache() -> Path:
@@ -201,6 +213,50 @@ def start_dask(folder: Path) -> Cluster:
             "--local-directory",
             str(folder),
         )
+    return cluster
+
+
+def start_ray(folder: Path) -> Cluster:
+    """Start a head without CPUs and two nodes with one each; each has an address of the
+    loopback network and a temporary folder of its own.
+    """
+    port = free_port()
+    address = f"{RAY_HEAD}:{port}"
+    cluster = Cluster(
+        {"runner": "ray", "address": address}, "a head and two nodes of one CPU"
+    )
+
+    def start(name: str, host: str, *arguments: str) -> None:
+        cluster.start(
+            folder,
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            f"--node-ip-address={host}",
+            f"--object-store-memory={RAY_STORE_BYTES}",
+            # paths of sockets have at most 107 bytes
+            f"--temp-dir={tempfile.mkdtemp(prefix=f'ray-{name}-')}",
+            *arguments,
+            PYTHONPATH=CHECKOUT,
+            RAY_worker_niceness="0",  # 15 by default
+        )
+
+    client_port = free_port()
+    cluster.client_address = f"ray://{RAY_HEAD}:{client_port}"
+    start(
+        "head",
+        RAY_HEAD,
+        "--head",
+        f"--port={port}",
+        f"--ray-client-server-port={client_port}",
+        "--num-cpus=0",
+        "--include-dashboard=false",
+    )
+    wait_until(lambda: answers(port, RAY_HEAD))
+    for number in range(2):
+        node = f"127.0.0.{number + 3}"
+        start(f"node-{number}", node, f"--address={address}", "--num-cpus=1")
     return cluster
 
 
@@ -343,6 +399,7 @@ def start_pool(cluster: Cluster, folder: Path) -> str:
 
 
 ENGINES: Mapping[str, Callable[[Path], Cluster]] = {
+    "ray": start_ray,
     "dask": start_dask,
     "spark": start_spark,
     "flink": start_flink,
@@ -350,10 +407,10 @@ ENGINES: Mapping[str, Callable[[Path], Cluster]] = {
 }
 
 
-def answers(port: int) -> bool:
+def answers(port: int, host: str = "127.0.0.1") -> bool:
     """Return True if a server listens on a port of the loopback address."""
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection((host, port), timeout=1).close()
     except OSError:
         return False
     return True

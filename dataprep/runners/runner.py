@@ -1,5 +1,5 @@
-"""Beam pipelines of jobs: the runner of the manifest, and one linear chain that runs
-the tasks and may shuffle.
+"""Runners of jobs, by the manifest's `engine.runner`; for Beam's, a pipeline of one
+linear chain that runs the tasks and may shuffle.
 
 The local runner is Beam's own, in this process and a single thread: its step hands the
 tasks to the workers of this machine (`pool.py`). It is named explicitly, because Beam's
@@ -7,10 +7,8 @@ default runner tries to download a binary first. Any other runner gets one eleme
 task, or per several of many tasks, distributes them over its cluster, and groups the
 tasks' outputs by their numbers (`shuffle.py`).
 
-Every pipeline is one linear chain: Beam's Dask runner computes only the last branch of a
-pipeline, sends all elements to every tagged output, and drops elements that a DoFn
-yields in `finish_bundle`, all without an error. It also returns before the work is done,
-never closes its connection and waits silently for workers; this module compensates.
+Ray and Dask run the same functions through their own interfaces (`futures.py`), and
+Spark too (`spark.py`).
 """
 
 from __future__ import annotations
@@ -45,12 +43,9 @@ LOOPBACK = "LOOPBACK"
 ANSWER_SECONDS = 30.0
 """Default timeout for the answer of a job server (`job_server_timeout`)."""
 BEAM_NAMES = {
-    "dask": "apache_beam.runners.dask.dask_runner.DaskRunner",
     "flink": "PortableRunner",
     "dataflow": "DataflowRunner",
 }
-CONNECT_SECONDS = 15
-"""Timeout for the answer of a Dask scheduler."""
 ENDED = ("DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED")
 """Terminal states of a Beam job."""
 POLL_SECONDS = 0.05
@@ -99,7 +94,7 @@ def run_there(
         groups: all elements.
         receive: receives a number and all bytes yielded with it, in any order; may be
             retried too.
-        seconds: time limit of the job, or None; of no effect on Spark and Dask.
+        seconds: time limit of the job, or None; of no effect on Spark.
 
     Raises:
         WorkerError: the cluster or the job server does not answer.
@@ -114,16 +109,16 @@ def run_there(
 
         run_on_spark(engine, work, groups, receive_step)
         return
+    if runner in ("ray", "dask"):
+        from gristmill.dataprep.runners.futures import run_by_futures
+
+        run_by_futures(engine, work, groups, receive, seconds)
+        return
     beam = import_beam()
     options: EngineOptions = engine.options
     if runner == "local":
         runner = LOCAL_OPTIONS["runner"]
         options = LOCAL_OPTIONS
-    if runner == "dask":
-        # one partition per task instead of Beam's default of one per 128
-        address = {"dask_client_address": engine.address} if engine.address else {}
-        options = {**address, "dask_npartitions": len(groups), **options}
-        check_cluster(options, engine.worker_seconds)
     endpoint = options.get("job_endpoint")
     seconds_to_answer = float(options.get("job_server_timeout", ANSWER_SECONDS))
     # Beam would wait five minutes without reporting it.
@@ -219,7 +214,11 @@ def run_pipeline(pipeline: Any, seconds: float | None = None) -> None:
     result = pipeline.run()
     if seconds is not None:
         wait_no_longer(result, seconds)
-    wait_for(result)
+    try:
+        result.wait_until_finish()
+    except (KeyboardInterrupt, SystemExit):
+        result.cancel()
+        raise
 
 
 @contextmanager
@@ -267,89 +266,14 @@ def listening_on(host: str) -> Iterator[None]:
 
 
 def wait_no_longer(result: Any, seconds: float) -> None:
-    """Wait for a pipeline with a time limit; returns immediately on Dask, which has no
-    state before the end.
+    """Wait for a pipeline with a time limit.
 
     Raises:
         TimeoutError: the pipeline did not end in time and was cancelled.
     """
     deadline = time.monotonic() + seconds
-    while result.state not in ENDED and getattr(result, "client", None) is None:
+    while result.state not in ENDED:
         if time.monotonic() > deadline:
             result.cancel()
             raise TimeoutError(f"the job was still {result.state} after {seconds:g} s")
         time.sleep(POLL_SECONDS)
-
-
-def check_cluster(options: EngineOptions, worker_seconds: float) -> None:
-    """Raise WorkerError unless the scheduler answers and has a worker in time.
-
-    Args:
-        options: with `dask_client_address` or `dask_scheduler_file`.
-        worker_seconds: timeout for the first worker.
-    """
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise WorkerError(
-            "engine.runner is dask, which is not installed; install it with: pip "
-            "install 'gristmill[engines]'"
-        ) from error
-    address = options.get("dask_client_address")
-    file = options.get("dask_scheduler_file")
-    where = address or file
-    try:
-        client = Client(
-            address=address,
-            scheduler_file=file,
-            timeout=CONNECT_SECONDS,
-            set_as_default=False,
-        )
-    except (OSError, ValueError) as error:
-        raise WorkerError(
-            f"no Dask scheduler answers at {where} ({type(error).__name__}: {error}); "
-            "start one with `dask scheduler`, or correct engine.address"
-        ) from error
-    with client:
-        try:
-            client.wait_for_workers(1, timeout=worker_seconds)
-        except TimeoutError as error:
-            raise WorkerError(
-                f"the Dask scheduler at {where} has no worker after {worker_seconds:g} "
-                f"s (engine.worker_seconds); start some with `dask worker {where}`"
-            ) from error
-
-
-def wait_for(result: Any) -> None:
-    """Wait for the end of a pipeline, and disconnect from the Dask cluster if it ran
-    there.
-
-    Raises:
-        WorkerError: the cluster gave up on a task after its workers died, or the
-            scheduler ended.
-    """
-    client = getattr(result, "client", None)
-    try:
-        result.wait_until_finish()
-        # Beam treats a lost future as done.
-        if client is not None and any(
-            future.status != "finished" for future in result.futures
-        ):
-            raise WorkerError(
-                "the Dask scheduler ended, or the job was cancelled "
-                "there; rerun to do what is missing"
-            )
-    except (KeyboardInterrupt, SystemExit):
-        if client is None:
-            result.cancel()
-        raise
-    except Exception as error:
-        if type(error).__name__ != "KilledWorker":
-            raise
-        raise WorkerError(
-            f"the Dask cluster gave up: {error} Most likely a shard needs more memory."
-        ) from error
-    finally:
-        if client is not None:
-            client.cancel(result.futures)
-            client.close()

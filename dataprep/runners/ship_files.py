@@ -228,24 +228,31 @@ def _loaded(function: bytes) -> Function:
     return loaded
 
 
-def _local_files(value: Any, store: Path) -> Iterator[Path]:
+def arguments_of(value: Any) -> Iterator[Any]:
+    """Arguments of a function, with sections and all that they and containers hold."""
+    if isinstance(value, partial):
+        yield from arguments_of([value.args, value.keywords])
+    elif isinstance(value, Mapping):
+        yield from arguments_of(list(value.values()))
+    elif isinstance(value, BaseModel):
+        yield value
+        yield from arguments_of(dict(value))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from arguments_of(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from arguments_of([getattr(value, item.name) for item in fields(value)])
+    else:
+        yield value
+
+
+def _local_files(function: Function, store: Path) -> Iterator[Path]:
     """Local files and models' folders outside the store that are arguments of a
     function.
     """
-    if isinstance(value, partial):
-        yield from _local_files([value.args, value.keywords], store)
-    elif isinstance(value, Mapping):
-        yield from _local_files(list(value.values()), store)
-    elif isinstance(value, BaseModel):
-        yield from _local_files(dict(value), store)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in value:
-            yield from _local_files(item, store)
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from _local_files(
-            [getattr(value, item.name) for item in fields(value)], store
-        )
-    elif isinstance(value, str | Path) and str(value).startswith("/"):
+    for value in arguments_of(function):
+        if not isinstance(value, str | Path) or not str(value).startswith("/"):
+            continue
         path = Path(str(value))
         if (
             is_local(as_path(value))

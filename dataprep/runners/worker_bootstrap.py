@@ -141,6 +141,8 @@ def call(job: Job, *arguments: Any) -> Any:
                     f"{job['python']}, whose functions no other version can run; start "
                     f"workers with Python {job['python']}"
                 )
+            # before libraries are loaded: engines start a worker for each processor
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
             have_package(job)
             _begun.add(key)
     carried = importlib.import_module(f"{PACKAGE}.dataprep.runners.ship_files")

@@ -27,6 +27,7 @@ from gristmill.mixtures.base import (
 )
 
 ADDRESSES = {
+    "ray": "auto",
     "dask": "tcp://host:8786",
     "spark": "spark://host:7077",
     "flink": "host:8081",
@@ -34,8 +35,26 @@ ADDRESSES = {
 """Remote engines, with an example of each one's address."""
 ENGINES = ("local", *ADDRESSES, "dataflow")
 """Values of `runner`, besides the names of Beam's own runners."""
-FOUND_OTHERWISE = {"dask": "dask_scheduler_file", "flink": "job_endpoint"}
+FOUND_OTHERWISE = {"dask": "scheduler_file", "flink": "job_endpoint"}
 """Option that may replace the address."""
+RAY_TASK_OPTIONS = (
+    "accelerator_type",
+    "label_selector",
+    "max_retries",
+    "memory",
+    "num_cpus",
+    "num_gpus",
+    "resources",
+    "scheduling_strategy",
+)
+"""Options of `ray` for each task, by the names of `ray.remote`."""
+OWN_OPTIONS = {
+    "ray": (*RAY_TASK_OPTIONS, "namespace", "runtime_env"),
+    "dask": ("connection_limit", "name", "scheduler_file", "security", "timeout"),
+}
+"""Options of engines that are driven through their own Python interface: those of
+`ray.remote` and `ray.init`, and of `distributed.Client`.
+"""
 DATAFLOW_NEEDS = ("project", "region", "temp_location", "sdk_container_image")
 """Options that Dataflow requires."""
 
@@ -285,19 +304,24 @@ class BeamEngine(Section):
     """Execution of Beam jobs."""
 
     runner: str = "local"
-    """`local`, `dask`, `spark`, `flink`, `dataflow`, or the name of any Beam runner."""
+    """`local`, `ray`, `dask`, `spark`, `flink`, `dataflow`, or the name of any Beam
+    runner.
+    """
     mode: Literal["auto", "memory", "threads", "processes"] = "auto"
     """Kind of the local runner's workers. `auto`: processes for a job that holds
     Python's global lock and has enough input to be worth the second that they take to
     start, otherwise threads; neither for a single task or worker.
     """
     address: str | None = None
-    """Address of the cluster: Dask's scheduler, Spark's master or Flink's
+    """Address of the cluster: Ray's head, Dask's scheduler, Spark's master or Flink's
     JobManager.
     """
     options: Options = Field(default_factory=dict)
     """Beam's pipeline options for a runner other than `local`, by the names of its
-    flags; for `spark`, its settings.
+    flags; for `spark`, its settings; for `ray`, the resources of each task
+    (`num_cpus`, `memory` in bytes, `num_gpus`, `resources`, ...) with `runtime_env` and
+    `namespace` of the connection; for `dask`, those of its client (`scheduler_file`,
+    `security`, ...).
     """
     shuffle: ShuffleForm | None = None
     """Path of rows from the tasks of one job to those of the next: `files` in the
@@ -344,6 +368,13 @@ class BeamEngine(Section):
             yield (
                 f"options ({', '.join(options)}) are for a runner other "
                 "than local; remove them"
+            )
+        known = OWN_OPTIONS.get(runner, options)
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            yield (
+                f"runner {runner} has no options {', '.join(unknown)}; it has "
+                f"{', '.join(known)}"
             )
         foreign = [name for name in options if not name.startswith("spark.")]
         if runner == "spark" and foreign:
@@ -396,6 +427,10 @@ class Engine(TrainingEngine, BeamEngine):
     Rows pass from job to job through the engine's own shuffle, unless `shuffle` is
     `files`.
 
+    - `ray` needs `address: auto` on a machine of the cluster (also in `ray job submit`),
+      `HOST:6379` there, or `ray://HOST:10001` elsewhere. Each task asks for the
+      resources in `options`, one CPU if absent, and for a GPU if it reads documents
+      with a model on a GPU and the cluster has one.
     - `dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed:
       lost shards are computed again.
     - `spark` needs `address: spark://host:7077` (or `yarn`, `local-cluster[2,1,1024]`,

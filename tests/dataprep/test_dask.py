@@ -13,9 +13,8 @@ import pytest
 
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners import runner
+from gristmill.dataprep.runners import futures
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.dataprep.runners.runner import BEAM_NAMES, import_beam
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.dataprep.user_code import annotate
 from gristmill.mixtures.schema.engine import BeamEngine
@@ -168,7 +167,7 @@ def test_scheduler_that_dies_ends_the_job(tmp_path: Path) -> None:
 def test_unreachable_scheduler_is_named_with_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(futures, "CONNECT_SECONDS", 0.5)
     with pytest.raises(
         WorkerError, match=r"Dask scheduler .*tcp://127.*:9 .*engine\.address"
     ):
@@ -192,26 +191,3 @@ def test_scheduler_without_workers_is_rejected_with_the_setting(tmp_path: Path) 
             )
     finally:
         empty.close()
-
-
-def write_name(folder: str, name: str, element: str) -> str:
-    (Path(folder) / f"{name}-{element}").write_text("")
-    return element
-
-
-def test_beams_dask_runner_silently_loses_all_branches_but_the_last(
-    tmp_path: Path, cluster: Cluster
-) -> None:
-    """The reason for linear pipelines; this test fails once Beam has fixed its runner."""
-    beam = import_beam()
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-    options = PipelineOptions(
-        [f"--runner={BEAM_NAMES['dask']}", f"--dask_client_address={cluster.address}"]
-    )
-    pipeline = beam.Pipeline(options=options)
-    names = pipeline | beam.Create(["a", "b"])
-    _ = names | "first" >> beam.Map(partial(write_name, str(tmp_path), "first"))
-    _ = names | "last" >> beam.Map(partial(write_name, str(tmp_path), "last"))
-    runner.wait_for(pipeline.run())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["last-a", "last-b"]

@@ -56,7 +56,7 @@ def square(out: Path, fatal: int | None, task: Task) -> Done:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flink", "spark"])
+@pytest.mark.parametrize("name", ["flink", "spark", "ray"])
 @pytest.mark.timeout(1800)
 def test_engine_processes_do_the_work_and_survive_a_kill(
     name: str, tmp_path: Path
@@ -68,7 +68,7 @@ def test_engine_processes_do_the_work_and_survive_a_kill(
         with running(name, tmp_path) as cluster:
             cluster.engine["worker_seconds"] = PATIENCE_SECONDS
             check_jobs(cluster.engine, tmp_path / "own")
-            if name != "spark":
+            if name == "flink":
                 pool = {
                     "environment_type": "EXTERNAL",
                     "environment_config": start_pool(cluster, tmp_path),

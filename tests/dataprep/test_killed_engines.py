@@ -22,7 +22,7 @@ import pytest
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners import servers, spark
+from gristmill.dataprep.runners import futures, servers, spark
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.schema.engine import BeamEngine
@@ -103,6 +103,7 @@ def clusters(tmp_path: Path) -> Callable[[str], Any]:
             pytest.skip(str(error))
         finally:
             spark.close()
+            futures.close()
 
     return start
 
@@ -146,35 +147,36 @@ def process_tree(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 WAITING = """
-import os, time
+import time
 
 def wait_for_ever(text):
-    open(os.path.join(os.environ["PAUSED"], "reached"), "w").close()
+    open({path!r}, "w").close()
     time.sleep(600)
-    return {"length": len(text)}
+    return {{"length": len(text)}}
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_spark_run_ends_its_processes_and_prints_the_resume_command(
-    number: signal.Signals, clusters: Callable[[str], Any], tmp_path: Path
+@pytest.mark.parametrize("name", ["spark", "ray"])
+def test_interrupted_run_ends_its_processes_and_prints_the_resume_command(
+    name: str,
+    number: signal.Signals,
+    clusters: Callable[[str], Any],
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "docs.jsonl").write_text('{"text": "one"}\n')
-    (tmp_path / "steps.py").write_text(WAITING)
-    with clusters("spark") as cluster:
-        options = {
-            **cluster.engine["options"],
-            "spark.executorEnv.PAUSED": str(tmp_path),
-        }
+    (tmp_path / "steps.py").write_text(WAITING.format(path=str(tmp_path / "reached")))
+    with clusters(name) as cluster:
+        cluster.engine["worker_seconds"] = PATIENCE_SECONDS
         (tmp_path / "m.yaml").write_text(
             json.dumps(
                 {
                     "name": "stopped",
                     "sources": {"docs": {"path": str(tmp_path / "docs.jsonl")}},
                     "prepare": [{"annotate": {"use": "./steps.py:wait_for_ever"}}],
-                    "engine": {**cluster.engine, "options": options},
+                    "engine": cluster.engine,
                 }
             )
         )
@@ -196,9 +198,9 @@ def test_interrupted_spark_run_ends_its_processes_and_prints_the_resume_command(
         ) as run:
             wait_for(
                 lambda: (tmp_path / "reached").exists() or run.poll() is not None,
-                "the step on Spark",
+                "the step on the cluster",
             )
-            children = list(descendants(run.pid))
+            children = [*descendants(run.pid), *ray_workers(cluster)]
             run.send_signal(number)
             output = run.communicate(timeout=120)[0]
         assert run.returncode == 130, output
@@ -237,6 +239,71 @@ def test_flink_completes_without_its_job_server_and_a_taskmanager(
             check(do(cluster, tmp_path / name, find), tmp_path / name)
 
 
+def ray_workers(cluster: Cluster) -> list[int]:
+    """Processes of Ray that run our tasks, whose titles have their names."""
+    pids = [pid for process in cluster.processes for pid in process_tree(process)]
+    return [pid for pid in pids if title(pid).startswith("ray::gristmill")]
+
+
+def title(pid: int) -> str:
+    """Title of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ray_completes_without_a_worker_process_and_a_node(
+    clusters: Callable[[str], Any], tmp_path: Path
+) -> None:
+    def find_node() -> int:
+        status = Path(f"/proc/{ray_workers(cluster)[0]}/status").read_text()
+        parent = int(status.partition("PPid:")[2].split()[0])
+        assert "raylet" in title(parent)
+        return parent
+
+    with clusters("ray") as cluster:
+        cluster.engine["worker_seconds"] = PATIENCE_SECONDS
+        for name, find in (
+            ("worker", lambda: ray_workers(cluster)[0]),
+            ("node", find_node),
+        ):
+            check(do(cluster, tmp_path / name, find), tmp_path / name)
+
+
+def run_squares(cluster: Cluster, out: Path) -> list[Any]:
+    """Run the tasks; none waits."""
+    out.mkdir(exist_ok=True)
+    (out / "killed").touch()
+    context = Context(
+        work=out / "work",
+        stage="toy",
+        emit=lambda event: None,
+        beam=BeamEngine(**cluster.engine),
+    )
+    return list(run_tasks("job", TASKS, partial(square, out), context))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_job_without_a_head_of_ray_ends_and_is_done_on_another(
+    clusters: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(futures, "HEAD_SECONDS", 1.0)
+    with clusters("ray") as cluster:
+        cluster.engine["worker_seconds"] = PATIENCE_SECONDS
+        check(run_squares(cluster, tmp_path / "first"), tmp_path / "first")
+        head = process_tree(cluster.processes[0])
+        os.kill(next(pid for pid in head if "gcs_server" in title(pid)), signal.SIGKILL)
+        with pytest.raises(WorkerError, match="head of Ray"):
+            run_squares(cluster, tmp_path / "second")
+    with clusters("ray") as cluster:
+        cluster.engine["worker_seconds"] = PATIENCE_SECONDS
+        check(run_squares(cluster, tmp_path / "second"), tmp_path / "second")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_job_resumes_on_another_dask_scheduler(
@@ -249,19 +316,4 @@ def test_job_resumes_on_another_dask_scheduler(
         do(cluster, tmp_path, lambda: cluster.processes[0].pid)
     (tmp_path / "scheduler.json").unlink()
     with clusters("dask") as cluster:
-        check(
-            list(
-                run_tasks(
-                    "job",
-                    TASKS,
-                    partial(square, tmp_path),
-                    Context(
-                        work=tmp_path / "work",
-                        stage="toy",
-                        emit=lambda event: None,
-                        beam=BeamEngine(**cluster.engine),
-                    ),
-                )
-            ),
-            tmp_path,
-        )
+        check(run_squares(cluster, tmp_path), tmp_path)

@@ -125,7 +125,6 @@ def test_logs_are_filtered_once_however_many_jobs_run() -> None:
 def test_every_pipeline_is_one_linear_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """See `test_beams_dask_runner_silently_loses_all_branches_but_the_last`."""
     pipelines: list[Any] = []
     monkeypatch.setattr(
         runner, "run_pipeline", lambda pipeline, *_: pipelines.append(pipeline)

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -54,6 +55,31 @@ def test_kubernetes_jobs_are_not_repeated_and_have_time_for_a_checkpoint() -> No
         "Deployment",
         "Deployment",
     ]
+
+
+def test_ray_cluster_runs_the_job_from_its_own_head() -> None:
+    cluster, job, policy = yaml.safe_load_all(
+        (DEPLOY / "kubernetes" / "ray.yaml").read_text()
+    )
+    assert [cluster["kind"], job["kind"]] == ["RayCluster", "RayJob"]
+    assert job["spec"]["clusterSelector"] == {
+        "ray.io/cluster": cluster["metadata"]["name"]
+    }
+    constraints = (DEPLOY.parent / "constraints.txt").read_text()
+    assert f"\nray=={cluster['spec']['rayVersion']}\n" in constraints
+    command = shlex.split(job["spec"]["entrypoint"])
+    assert command[:2] == ["gristmill", "run"]
+    setting = command[command.index("--set") + 1].removeprefix("engine=")
+    assert Engine.model_validate(yaml.safe_load(setting)).address == "auto"
+    labels = policy["spec"]["podSelector"]["matchLabels"]
+    pods = [
+        job["spec"]["submitterPodTemplate"],
+        cluster["spec"]["headGroupSpec"]["template"],
+        *(group["template"] for group in cluster["spec"]["workerGroupSpecs"]),
+    ]
+    for pod in pods:
+        assert pod["metadata"]["labels"] == labels
+        assert pod["spec"]["securityContext"]["runAsUser"] == 10001
 
 
 def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:

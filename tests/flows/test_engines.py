@@ -55,7 +55,7 @@ def expected(
     return files
 
 
-@pytest.mark.parametrize("name", ["dask", "spark", "flink-external"])
+@pytest.mark.parametrize("name", ["ray", "dask", "spark", "flink-external"])
 def test_every_engine_writes_equal_bytes_even_if_a_worker_is_killed(
     name: str,
     manifest: Path,

@@ -27,9 +27,9 @@ from tests.test_architecture import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to"
 PAGES = sorted(path for path in HOW_TO.rglob("*.md") if path.name != "README.md")
-NOTHING_TO_RUN = {"hub.md", "kubernetes.md", "prefect.md"}
+NOTHING_TO_RUN = {"hub.md", "kubernetes.md", "prefect.md", "ray.md"}
 """Pages that need the Hub, a cluster or a permanent server; tests/flows/test_hub.py,
-test_deploy_files.py and test_serving.py check them.
+test_deploy_files.py, test_serving.py and test_engines.py check them.
 """
 
 

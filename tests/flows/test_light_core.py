@@ -21,11 +21,12 @@ from packaging.utils import canonicalize_name
 import gristmill as gristmill_package
 from gristmill.dataprep.readers import sources
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.dataprep.runners.runner import check_cluster
+from gristmill.dataprep.runners.futures import connect
 from gristmill.flows.running import missing_libraries
 from gristmill.flows.running.missing_libraries import EXTRA_OF, check_libraries
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import STAGES
+from gristmill.mixtures.schema.engine import BeamEngine
 from tests.test_architecture import LAYERS, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -171,6 +172,7 @@ def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
         "botocore": "s3",
         "s3fs": "s3",
         "distributed": "engines",
+        "ray": "engines",
         "pyspark": "Spark's own",
         "gguf": "gguf",
         "pyiceberg": "iceberg",
@@ -211,12 +213,15 @@ def test_every_extra_named_in_messages_and_pages_exists() -> None:
     assert named_extras - PROJECT["optional-dependencies"].keys() == set()
 
 
+@pytest.mark.parametrize(
+    ("runner", "module"), [("dask", "distributed"), ("ray", "ray")]
+)
 def test_an_engine_that_is_not_installed_names_its_extra(
-    monkeypatch: pytest.MonkeyPatch,
+    runner: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(WorkerError, match=r"pip install 'gristmill\[engines\]'"):
-        check_cluster({"dask_client_address": "tcp://127.0.0.1:1"}, 60)
+        connect(BeamEngine(runner=runner, address="127.0.0.1:1"))
 
 
 @pytest.mark.slow

@@ -20,8 +20,9 @@ from gristmill.mixtures.schema.engine import Engine, visible_gpus
         {"runner": "dask", "address": "tcp://127.0.0.1:8786"},
         {
             "runner": "dask",
-            "options": {"dask_scheduler_file": "/shared/scheduler.json"},
+            "options": {"scheduler_file": "/shared/scheduler.json"},
         },
+        {"runner": "ray", "address": "auto", "options": {"num_cpus": 2}},
         {
             "runner": "spark",
             "address": "spark://spark:7077",
@@ -46,7 +47,7 @@ def test_consistent_section_is_accepted(section: dict[str, Any]) -> None:
         ({"runner": "dask"}, "dask .*address: 'tcp://host:8786'"),
         (
             {"address": "tcp://127.0.0.1:8786"},
-            "address is for .*dask, spark, flink, not for local",
+            "address is for .*ray, dask, spark, flink, not for local",
         ),
         (
             {"runner": "FlinkRunner", "mode": "threads"},
@@ -55,7 +56,16 @@ def test_consistent_section_is_accepted(section: dict[str, Any]) -> None:
         ({"options": {"parallelism": 2}}, r"options \(parallelism\).* local"),
         (
             {"runner": "flnk"},
-            "flnk.*local, dask, spark, flink, dataflow",
+            "flnk.*local, ray, dask, spark, flink, dataflow",
+        ),
+        ({"runner": "ray"}, "ray .*address: 'auto'"),
+        (
+            {"runner": "ray", "address": "auto", "options": {"cpus": 2}},
+            "ray .*cpus.*num_cpus",
+        ),
+        (
+            {"runner": "dask", "address": "tcp://dask:8786", "options": {"n": 2}},
+            "dask .*n;.*scheduler_file",
         ),
         ({"runner": "flink"}, "flink .*address: 'host:8081'"),
         ({"runner": "spark"}, "spark .*address: 'spark://host:7077'"),
