@@ -312,8 +312,11 @@ def reserve(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_bytes())
+    """Read a JSON file, which another process may replace meanwhile."""
+    if is_local(path):
+        return json.loads(path.read_bytes())
+    # One request: s3fs opens a file by another one, and refuses to read a later version.
+    return json.loads(path.fs.cat_file(path.path))  # type: ignore[attr-defined]
 
 
 def read_json_lines(path: Path) -> list[Any]:

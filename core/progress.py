@@ -21,6 +21,9 @@ log = logging.getLogger("gristmill.progress")
 class ProgressFile:
     """`lease/<n>.progress.json` of one attempt, rewritten at most every WRITE_SECONDS
     and at its end.
+
+    Attributes:
+        furthest: largest `done` of all events.
     """
 
     def __init__(self, lease_folder: Path, number: int) -> None:
@@ -29,12 +32,14 @@ class ProgressFile:
         self._job, self._job_done, self._written = "", 0.0, 0.0
         self._broken = False
         self._unwritten: Event | None = None
+        self.furthest = 0.0
         self._write({})
 
     def note(self, event: Event) -> None:
         """Record a stage's event if it is progress; warns once if the store fails."""
         if event["event"] != "progress":
             return
+        self.furthest = max(self.furthest, float(event["done"]))
         now, job = time.time(), str(event.get("job", ""))
         if job != self._job:
             self._job = job

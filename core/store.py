@@ -179,6 +179,22 @@ class StageFingerprint(TypedDict):
     fingerprint: str
 
 
+class Attempt(TypedDict):
+    """Hosts of an attempt at a training; a new one begins when a host is lost or joins.
+
+    Attributes:
+        started: seconds since 1970.
+        after_step: last step before the attempt.
+        hosts: names.
+        lost: hosts of the previous attempt that are not among them.
+    """
+
+    started: float
+    after_step: int
+    hosts: list[str]
+    lost: list[str]
+
+
 class OutputManifest(TypedDict):
     """Manifest of a committed output."""
 
@@ -196,6 +212,7 @@ class OutputManifest(TypedDict):
     seconds: float
     lease: int
     cost: NotRequired[Cost]
+    attempts: NotRequired[list[Attempt]]
     files: dict[str, FileEntry]
     summary: dict[str, Any]
     """Result of the stage."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,16 @@ class Host:
             start_new_session=True,
             **options,
         )
+
+    def kill(self) -> None:
+        """Kill all processes of the host."""
+        command = ["ip", "netns", "pids", self.namespace]
+        while pids := subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout.split():
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
 
     def cut_off(self) -> None:
         """Take the host's links down: packets are lost without an error."""

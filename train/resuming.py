@@ -4,6 +4,7 @@ another training.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from gristmill.train.checkpoint import (
     is_complete,
 )
 from gristmill.train.distributed.process_groups import World, agree
+from gristmill.train.distributed.rendezvous import TIMEOUT, record_attempt
 from gristmill.train.loop.bad_steps import look_at_device
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.loop.callbacks import Callbacks
@@ -35,7 +37,7 @@ from gristmill.train.loop.stopping import AgreedStop
 from gristmill.train.loop.throughput import Clock, Profiler
 from gristmill.train.loop.training_job import Job
 from gristmill.train.optim.optimizer import make_optimizers
-from gristmill.train.store_sync import fetch_tree
+from gristmill.train.store_sync import fetch_tree, followed
 
 Found = TypeVar("Found")
 
@@ -84,6 +86,10 @@ class Attempt:
             context.mirroring,
         )
         self._resume()
+        if job.world.is_first and TIMEOUT in os.environ:
+            record_attempt(
+                context, followed(context.work.parent) / "work", self.progress.step
+            )
         self.record = (
             Record(context.work, self.progress.step, engine)
             if job.world.is_first

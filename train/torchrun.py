@@ -22,13 +22,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gristmill.core.files import as_path, write_json
+from gristmill.core.files import as_path
 from gristmill.core.object_stores import asked_for
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import print_failure
 from gristmill.train.distributed.process_groups import STORE_FILE
-from gristmill.train.distributed.rendezvous import HostsError, use_network
-from gristmill.train.store_sync import SAYING_SECONDS, work_on
+from gristmill.train.distributed.rendezvous import (
+    HostsError,
+    report_change,
+    use_network,
+)
+from gristmill.train.store_sync import SAYING_SECONDS, followed, work_on
 
 
 @contextmanager
@@ -75,9 +79,14 @@ def run(options: list[str]) -> None:
     except SignalException as asked:  # its ranks have ended; a traceback is useless
         sys.exit(128 + asked.sigval)
     except ChildFailedError as error:
+        is_on_hosts = option(options, "nnodes", "1") != "1"
         for rank, failure in sorted(error.failures.items()):
-            # sent by torchrun to the remaining ranks
-            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+            if is_on_hosts and failure.exitcode == -signal.SIGABRT:
+                # NCCL aborts ranks that wait for a lost host.
+                message = killed(rank, signal.SIGABRT)
+                report_change(followed(Path(options[-1])), message)
+            # SIGTERM: sent by torchrun to the remaining ranks
+            elif failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
                 print_failure(
                     killed(rank, -failure.exitcode),
                     is_killed=failure.exitcode == -signal.SIGKILL,
@@ -107,7 +116,10 @@ def run_on_hosts(options: list[str]) -> None:
         RendezvousTimeoutError,
     )
 
+    from gristmill.train.distributed.elastic_rendezvous import register
+
     nodes = option(options, "nnodes", "1")
+    register(Path(options[-1]))
     endpoint = option(options, "rdzv-endpoint", "")
     try:
         run([f"--local-addr={use_network(endpoint)}", *options])
@@ -117,8 +129,8 @@ def run_on_hosts(options: list[str]) -> None:
     except RendezvousTimeoutError:
         print_failure(
             f"not all of {nodes} hosts came to {endpoint} in time "
-            "(engine.network.join_seconds); run the "
-            "same command on each of them, or say engine.nodes",
+            "(engine.network.join_seconds); run the same command on each of them, or "
+            "lower engine.nodes or engine.min_nodes",
             is_consequence=True,
         )
         sys.exit(1)
@@ -126,7 +138,7 @@ def run_on_hosts(options: list[str]) -> None:
         # A rank that failed before has reported its error.
         print_failure(
             f"the host that leads, at {endpoint}, is not reached: "
-            f"{str(error).splitlines()[0]}",
+            f"{str(error).partition(chr(10))[0] or type(error).__name__}",
             True,
         )
         sys.exit(1)
@@ -138,13 +150,8 @@ def fetched(location: str) -> str:
     try:
         return str(work_on(folder, leads=False))
     except OSError as error:
-        message = mask_text(f"{socket.gethostname()}: {error}")
-        print_failure(message)
         with asked_for(SAYING_SECONDS), suppress(OSError):
-            write_json(
-                folder / "work" / "error.json",
-                {"type": type(error).__name__, "message": message},
-            )
+            report_change(folder, mask_text(f"{socket.gethostname()}: {error}"))
         sys.exit(1)
 
 

@@ -10,7 +10,6 @@ step, saves a checkpoint and exits with 143.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from gristmill.core.files import as_path, create_exclusively, read_json, write_json
+from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.object_stores import asked_for, warn_by
 from gristmill.core.processes import end_with_parent, measure_cost
 from gristmill.core.secrets import mask_addresses, mask_text, restore_secrets
@@ -85,7 +84,7 @@ def run_and_report(folder: Path) -> int:
     """
     description: StageDescription = restore_secrets(read_json(folder / "stage.json"))
     engine = Engine.model_validate(description["engine"])
-    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
+    if rendezvous.hosts_of(engine) > 1:
         os.environ[rendezvous.TIMEOUT] = str(engine.network.timeout_seconds)
         rendezvous.note_arrival(store_sync.followed(folder) / "work")
     is_first = os.environ["RANK"] == "0"
@@ -93,10 +92,11 @@ def run_and_report(folder: Path) -> int:
     try:
         summary = run_stage(folder, description, engine, is_first, mirror)
     except StoppedError as error:
-        if not stop_requested() and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
-            print_failure(
-                f"another host was asked to stop: {error}; run it again to resume",
-                is_consequence=True,
+        if not stop_requested() and rendezvous.hosts_of(engine) > 1:
+            rendezvous.report_change(
+                store_sync.followed(folder),
+                f"another host was asked to stop, or waits to join: {error}; run it "
+                "again to resume",
             )
         print(f"gristmill: {error}; the rerun continues there", file=sys.stderr)
         return EXIT_TERMINATED
@@ -139,16 +139,15 @@ def write_error(folder: Path, error: Exception) -> None:
     is_consequence = isinstance(error, dist.DistError) or any(
         mark in message for mark in LOST_CONNECTION
     )
-    if is_consequence and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
-        message = rendezvous.why_lost(folder / "work", message)
     path = folder / "work" / "error.json"
-    content = {"type": type(error).__name__, "message": message}
-    print_failure(message, is_consequence)
     try:
         if is_consequence:
-            create_exclusively(path, json.dumps(content).encode())
+            if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
+                message = rendezvous.why_lost(folder / "work", message)
+            rendezvous.report_change(folder, message)
         else:
-            write_json(path, content)
+            print_failure(message)
+            write_json(path, {"type": type(error).__name__, "message": message})
     except OSError as trouble:
         # A full disk, perhaps; the parent process is informed.
         print(f"gristmill: {path} cannot be written: {trouble}", file=sys.stderr)

@@ -89,7 +89,8 @@ def launch_training(folder: Path, engine: Engine) -> int:
                     "event": "warning",
                     "message": (
                         f"waiting at {rendezvous.endpoint} for {rendezvous.nodes - 1} "
-                        f"more of {rendezvous.nodes} hosts; start the same gristmill "
+                        f"more of {rendezvous.nodes} hosts, at least "
+                        f"{rendezvous.least_nodes - 1}; start the same gristmill "
                         f"command on them, or {follower_command}"
                     ),
                 }

@@ -52,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
 def join_trainings(folder: Path) -> None:
     """Join every attempt at a training that another host leads; a new attempt ends the
     work on the previous one.
+
+    A training that goes on with fewer hosts (`engine.min_nodes`) is joined again and
+    again: the network of this host may come back.
     """
     joined: str | None = None
     while True:
@@ -59,7 +62,8 @@ def join_trainings(folder: Path) -> None:
         if rendezvous is None or rendezvous.name == joined:
             time.sleep(LOOK_SECONDS)
             continue
-        joined = rendezvous.name
+        if rendezvous.least_nodes == rendezvous.nodes:
+            joined = rendezvous.name
         print(
             f"{socket.gethostname()} joins the training that {rendezvous.host} leads "
             f"at {rendezvous.endpoint}",
@@ -69,9 +73,12 @@ def join_trainings(folder: Path) -> None:
         try:
             while training.poll() is None and read_rendezvous(folder) == rendezvous:
                 time.sleep(LOOK_SECONDS)
+            # The leading host has ended an attempt before it offers the next one.
+            training.kill()
         finally:
             training.terminate()
             training.wait()  # it may be writing a checkpoint
+        time.sleep(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

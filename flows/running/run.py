@@ -47,6 +47,7 @@ from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.schema.pretrain import HOW_KEYS
 from gristmill.mixtures.schema.sources import IMPORTED, INGEST
 from gristmill.mixtures.yaml_text import join_first
+from gristmill.train.distributed.rendezvous import ATTEMPTS, HOSTS_CHANGED
 
 logger = logging.getLogger("gristmill.run")
 
@@ -240,7 +241,12 @@ class Runner:
         if not is_needed():
             lease.release()
             return None
-        if self.engine.nodes > 1 and owners and lease.follows_one_given_back():
+        if (
+            self.engine.nodes > 1
+            and owners
+            and lease.follows_one_given_back()
+            and not self._hosts_changed(folder)
+        ):
             lease.release()
             error_file = folder.work / "error.json"
             reason = "it was ended there"
@@ -279,6 +285,9 @@ class Runner:
         cost_file = folder.work / "cost.json"
         if cost_file.exists():
             record["cost"] = read_json(cost_file)
+        attempts_file = folder.work / ATTEMPTS
+        if attempts_file.exists():
+            record["attempts"] = read_json(attempts_file)
         folder.commit(
             record,
             summary,
@@ -350,7 +359,8 @@ class Runner:
         self, node: Node, folder: StageFolder, lease: Lease, secrets: str | None
     ) -> None:
         """Run a stage's process, and retry up to `engine.retries` times if it was
-        killed.
+        killed, or the hosts of a training have changed; that is free if the training
+        has got further than before.
         """
         log = folder.logs / f"{lease.number}.log"
         progress = ProgressFile(lease.folder, lease.number)
@@ -379,8 +389,9 @@ class Runner:
                     )
             return StageProcess(folder.path, log, on_event, secrets)
 
+        retries, furthest = self.engine.retries, 0.0
         try:
-            for retries in range(self.engine.retries, -1, -1):
+            while True:
                 lease.check()
                 with self.processes.start(start) as process:
                     lease.on_lost = process.kill
@@ -391,8 +402,11 @@ class Runner:
                 lease.check()
                 if code == 0:
                     break
+                is_changed = self._hosts_changed(folder)
+                is_free = is_changed and progress.furthest > furthest
+                may_retry = is_changed or process.was_killed(code)
                 failure = self._failure_message(node, folder, code, process, log)
-                if not retries or not process.was_killed(code):
+                if not may_retry or not (retries or is_free):
                     raise StageFailedError(failure)
                 reason = failure.splitlines()[0].removeprefix(f"{node.name}: ")
                 self.emit(
@@ -400,6 +414,8 @@ class Runner:
                         node, f"{reason}; trying again (engine.retries: {retries} left)"
                     )
                 )
+                furthest = progress.furthest
+                retries -= not is_free
                 folder.begin(
                     read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1
                 )
@@ -409,6 +425,15 @@ class Runner:
             raise StageFailedError(
                 f"{node.name}: its process ended without a result; see {log}"
             )
+
+    def _hosts_changed(self, folder: StageFolder) -> bool:
+        """True if a training has ended so that it can go on with other hosts."""
+        file = folder.work / "error.json"
+        return (
+            self.engine.least_nodes < self.engine.nodes
+            and file.exists()
+            and read_json(file)["type"] == HOSTS_CHANGED
+        )
 
     def _failure_message(
         self,
@@ -427,8 +452,8 @@ class Runner:
                 # For `status` and `plan`: the failed rank may not have written its
                 # cause, or another may have written its own.
                 try:
-                    content = {"type": "StageFailedError", "message": reason}
-                    write_json(error_file, content)
+                    error_type = HOSTS_CHANGED if cause[1] else "StageFailedError"
+                    write_json(error_file, {"type": error_type, "message": reason})
                 except Exception as trouble:  # noqa: BLE001 - object stores' libraries raise errors of their own
                     logger.warning("%s cannot be written: %s", error_file, trouble)
         elif error:

@@ -26,6 +26,7 @@ from gristmill.core.lease import (
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.store import (
     FINGERPRINT_CHARS,
+    Attempt,
     Store,
     new_run_folder,
     read_runs,
@@ -61,7 +62,7 @@ class StageEntry(TypedDict, total=False):
 
     `identity` and `kept` are there if they differ from the fingerprint's; `started` of
     a stage that runs, `error` of one that failed, the others of one with a committed
-    output. `rows` has document counts.
+    output. `rows` has document counts; `attempts` the changing hosts of a training.
     """
 
     fingerprint: Required[str]
@@ -74,6 +75,7 @@ class StageEntry(TypedDict, total=False):
     folder: str
     note: str
     rows: dict[str, int]
+    attempts: list[Attempt]
 
 
 class RunContent(TypedDict, total=False):
@@ -157,7 +159,10 @@ class RunRecord:
                         "folder": str(outcome.folder.path),
                         "note": outcome.note,
                     }
-                    counts = outcome.folder.manifest()["summary"].get("counts") or {}
+                    manifest = outcome.folder.manifest()
+                    if "attempts" in manifest:
+                        entry["attempts"] = manifest["attempts"]
+                    counts = manifest["summary"].get("counts") or {}
                     rows = {kind: counts[kind] for kind in ROWS if kind in counts}
                     if rows:
                         entry["rows"] = rows

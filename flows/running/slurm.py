@@ -68,6 +68,7 @@ def scripts_of(session: Session, allotment: Allotment, folder: Path) -> dict[str
                 f"engine.nodes={tasks}",
                 f"engine.workers={allotment.cores}",
                 "engine.ranks=1",
+                "engine.min_nodes=null",
             ]
             command = _command(session, name, *settings)
             text = f"{_head(session, name, allotment, lines)}exec {command}\n"
@@ -152,6 +153,8 @@ def _training_script(
         f"engine.nodes={hosts}",
         f"engine.ranks={ranks}",
         f"engine.workers={max(allotment.cores, ranks)}",
+        # Slurm ends and requeues a job that loses a node.
+        "engine.min_nodes=null",
     ]
     start = (
         f"srun --ntasks-per-node=1 --cpus-per-task={allotment.cores} "

@@ -204,7 +204,14 @@ class Network(Section):
     port: Annotated[int, Field(ge=1, le=65535)] = 29400
     """Port on which the leading host listens for the others; torchrun's own default."""
     join_seconds: PositiveFloat = 600.0
-    """Time that hosts wait until all have joined; torchrun's own default."""
+    """Time that hosts wait until all have joined, or `min_nodes` of them; torchrun's
+    own default.
+    """
+    last_call_seconds: PositiveFloat = 30.0
+    """Time that `min_nodes` hosts wait for further ones at each start of a training;
+    torchrun's own default. Increase it if hosts first fetch large inputs from an object
+    store.
+    """
     timeout_seconds: PositiveFloat = 600.0
     """Time limit of an exchange between processes; a longer one fails, and the training
     with it, because a host or its network is gone (NCCL's own default; gloo's would be
@@ -454,12 +461,22 @@ class Engine(TrainingEngine, BeamEngine):
     retries: Count = 1
     """Number of further attempts at a stage that was lost to SIGKILL, with which Linux
     ends processes when memory runs out: its own process, a worker of the local runner,
-    or a rank of a training. Each resumes where the last one stopped.
+    or a rank of a training. Each resumes where the last one stopped. A restart of a
+    training with other hosts (`min_nodes`) counts only if no new step was logged since
+    the previous one.
     """
     ranks: Positive | Literal["auto"] = "auto"
-    """Number of training processes, on all nodes together; with GPUs, one for each GPU
+    """Number of training processes, on all `nodes` together; with GPUs, one for each GPU
     to use. `auto`: one for each NVIDIA GPU of this machine that CUDA_VISIBLE_DEVICES
     allows, times `nodes`; one if there is none.
+    """
+    min_nodes: Positive | None = None
+    """Smallest number of `nodes` that a training starts or continues with; all if
+    absent. torchrun's `--nnodes=MIN:MAX`: if a host is lost, the others restart from
+    the newest checkpoint with the same batches and as many ranks per host, and a host
+    that comes (back) is taken up at the next checkpoint. `parallel` without `shard`
+    fits if its other keys divide the ranks of every number of hosts; the weights are
+    then sharded over fewer ranks.
     """
     network: Network = Network()
     notify: str | None = None
@@ -478,6 +495,17 @@ class Engine(TrainingEngine, BeamEngine):
 
     def _problems(self) -> Iterator[str]:
         self.parallel.sizes(self.num_ranks)
+        if self.least_nodes > self.nodes:
+            yield "min_nodes is larger than nodes; lower it, or leave it out"
+        layout = self.parallel
+        fixed = layout.replicate * layout.context * layout.tensor
+        if self.least_nodes < self.nodes and (
+            layout.shard or self.num_ranks // self.nodes % fixed
+        ):
+            yield (
+                "with min_nodes, parallel must fit any number of nodes: leave out shard, "
+                "and let the product of the other keys divide the ranks of a node"
+            )
         if self.num_ranks % self.nodes and self.num_ranks > 1:
             yield (
                 f"ranks is {self.ranks}, which counts all processes of a training; "
@@ -488,6 +516,11 @@ class Engine(TrainingEngine, BeamEngine):
                 "compute: compile: model is for one process, but ranks is "
                 f"{self.num_ranks}; set block, or ranks: 1"
             )
+
+    @property
+    def least_nodes(self) -> int:
+        """Number of hosts without which no training runs."""
+        return self.min_nodes or self.nodes
 
     @property
     def num_ranks(self) -> int:

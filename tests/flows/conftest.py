@@ -90,6 +90,17 @@ def killed_rank(inputs, config, out, context):
     print_failure("rank 1 was killed", is_killed=True)
     sys.exit(1)
 
+def losing(inputs, config, out, context):
+    """Gets one step further in each attempt, up to `steps`."""
+    from gristmill.core.files import read_json, write_json
+    print("last words", flush=True)
+    counter = context.work / "attempts.json"
+    attempts = 1 + (read_json(counter) if counter.exists() else 0)
+    write_json(counter, attempts)
+    context.progress(min(attempts, config["steps"]), 9, "steps")
+    write_json(context.work / "error.json", {"type": config["type"], "message": "lost"})
+    os._exit(1)
+
 def killed_worker(inputs, config, out, context):
     from gristmill.dataprep.runners.errors import KilledWorkerError
     print("last words", flush=True)

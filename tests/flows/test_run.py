@@ -24,6 +24,8 @@ from gristmill.flows.running.events import StageEvent, StageOutput, parse_event
 from gristmill.flows.running.process import TURN_SECONDS, StageProcess
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.terminal import TerminalObserver
+from gristmill.mixtures.schema.engine import Engine
+from gristmill.train.distributed.rendezvous import HOSTS_CHANGED
 
 Make = Callable[..., Runner]
 
@@ -122,6 +124,23 @@ def test_only_sigkill_is_retried_up_to_engine_retries(
     lines = (runner.folder(stage).logs / "1.log").read_text().splitlines()
     assert lines.count("last words") == attempts
     assert runner.emit.failures == [(stage, str(caught.value))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "min_nodes", "attempts"),
+    [(HOSTS_CHANGED, 1, 5), (HOSTS_CHANGED, 2, 1), ("ValueError", 1, 1)],
+)
+def test_training_with_changed_hosts_restarts_while_it_gets_further(
+    toy_runner: Make, kind: str, min_nodes: int, attempts: int
+) -> None:
+    """Three attempts get further, and one retry does not."""
+    engine = Engine(retries=1, nodes=2, min_nodes=min_nodes)
+    runner = replace(toy_runner(losing={"steps": 3, "type": kind}), engine=engine)
+    with pytest.raises(StageFailedError, match="lost"):
+        runner.run_stage("losing")
+    lines = (runner.folder("losing").logs / "1.log").read_text().splitlines()
+    assert lines.count("last words") == attempts
 
 
 @pytest.mark.slow

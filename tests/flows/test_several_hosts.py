@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,12 +17,13 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.chaos.network import CREDENTIALS
 from gristmill.core.object_stores import VARIABLE
-from tests.hosts import Host, store_beside, two_hosts
+from tests.hosts import Host, hosts, store_beside, two_hosts
 from tests.servers import wait_for
 
 GRISTMILL = [sys.executable, "-m", "gristmill"]
@@ -42,13 +44,25 @@ engine: {ranks: 2, checkpoint_every: 5, network: {timeout_seconds: 8, join_secon
 """
 PAUSE = """
 import os, time
+from pathlib import Path
 
 def after_step(metrics):
-    folder = os.environ.get("PAUSED")
-    if folder and metrics["step"] == int(os.environ.get("PAUSED_AT", "13")):
-        open(os.path.join(folder, "reached"), "w").close()
-        while not os.path.exists(os.path.join(folder, "cut")):
+    if "PAUSED" not in os.environ:
+        return
+    folder = Path(os.environ["PAUSED"])
+    is_full = os.environ["WORLD_SIZE"] == os.environ.get("FULL", os.environ["WORLD_SIZE"])
+    if is_full and metrics["step"] >= int(os.environ.get("PAUSED_AT", "13")):
+        (folder / "reached").touch()
+        while not (folder / "cut").exists():
             time.sleep(0.05)
+    # two steps before a checkpoint
+    if metrics["step"] % 5 == 3:
+        waiting = f"**/hosts/{os.environ['TORCHELASTIC_RUN_ID']}/waiting"
+        while not is_full and (folder / "comes").exists() and not list(folder.glob(waiting)):
+            time.sleep(0.05)
+"""
+"""Callback that pauses a training of all FULL ranks until the test has cut off a host,
+and a smaller one until another host waits to join, while the file `comes` exists.
 """
 BOUND_SECONDS = 100.0
 """Time for both hosts to report that they lost each other: 8 s, and the time of a busy
@@ -203,6 +217,22 @@ store.
 """
 
 
+def store_environment(url: str, tmp_path: Path) -> dict[str, str]:
+    """Environment of a host that reaches the object store at a URL."""
+    return {
+        **CREDENTIALS,
+        "AWS_ENDPOINT_URL": url,
+        VARIABLE: "10",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+
+
+def copy(host: Host, environment: dict[str, str], *arguments: str) -> None:
+    """Send a folder to the object store, or fetch it, on a host."""
+    with running(host, [sys.executable, "-c", COPY, *arguments], **environment) as run:
+        assert "Error" not in run.communicate(timeout=120)[0]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_training_on_an_object_store_survives_a_disconnected_host_and_resumes_on_any_number(
@@ -225,13 +255,7 @@ def test_training_on_an_object_store_survives_a_disconnected_host_and_resumes_on
     with two_hosts() as hosts, store_beside(hosts, "shared") as urls:
         first, second = hosts
         environments = {
-            host.name: {
-                **CREDENTIALS,
-                "AWS_ENDPOINT_URL": urls[host.name],
-                VARIABLE: "10",
-                "XDG_CACHE_HOME": str(tmp_path / "cache"),
-            }
-            for host in hosts
+            host.name: store_environment(urls[host.name], tmp_path) for host in hosts
         }
 
         def start(
@@ -250,15 +274,7 @@ def test_training_on_an_object_store_survives_a_disconnected_host_and_resumes_on
                 **paused,
             )
 
-        def copy(*arguments: str) -> None:
-            with running(
-                first,
-                [sys.executable, "-c", COPY, *arguments],
-                **environments[first.name],
-            ) as copying:
-                assert "Error" not in copying.communicate(timeout=120)[0]
-
-        copy("put", f"{folder / 'prepared'}/")
+        copy(first, environments[first.name], "put", f"{folder / 'prepared'}/")
         with (
             start(first, 2, PAUSED=str(tmp_path)) as leader,
             contextlib.ExitStack() as joining,
@@ -300,7 +316,7 @@ def test_training_on_an_object_store_survives_a_disconnected_host_and_resumes_on
             list((tmp_path / "cache" / "gristmill" / "stream" / "training").iterdir())
             == []
         )
-        copy("get", str(tmp_path / "fetched"))
+        copy(first, environments[first.name], "get", str(tmp_path / "fetched"))
     assert_same_training(tmp_path / "fetched", tmp_path / "undisturbed")
 
 
@@ -314,3 +330,191 @@ def assert_same_training(store: Path, undisturbed: Path) -> None:
         for root in (store, undisturbed)
     ]
     assert models[0] == models[1]
+
+
+STEPS = 39
+ELASTIC = (
+    f"pretrain.steps={STEPS}",
+    "engine.permanent_every=1",
+    "engine.network.timeout_seconds=20",
+)
+
+
+def started(run: list[str], *settings: str) -> list[str]:
+    """A command with settings."""
+    return [*run, *(part for setting in settings for part in ("--set", setting))]
+
+
+def metrics_lines(store: Path) -> list[dict[str, Any]]:
+    text = (stage_folder(store, "pretrain") / "data" / "metrics.jsonl").read_text()
+    return [line for line in map(json.loads, text.splitlines()) if "loss" in line]
+
+
+def resume_on_one_host(
+    folder: Path, store: Path, reference: Path, step: int, ranks: int
+) -> dict[int, float]:
+    """Losses of a training that is started with some ranks from a checkpoint of another
+    store.
+    """
+    shutil.copytree(folder / "prepared", reference, symlinks=True)
+    output = stage_folder(store, "pretrain")
+    checkpoint = f"work/checkpoints/step-{step:08d}"
+    shutil.copytree(
+        output / checkpoint, reference / "pretrain" / output.name / checkpoint
+    )
+    command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
+    run = subprocess.run(
+        started([*command, str(reference)], *ELASTIC, f"engine.ranks={ranks}"),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "Resumed" in run.stdout
+    return losses(reference)
+
+
+def assert_attempts_equal_trainings_of_their_size(
+    folder: Path, store: Path, tmp_path: Path
+) -> list[dict[str, Any]]:
+    """Assert that each attempt at a training has the losses of one that is started with
+    its ranks from its checkpoint, and the last one its weights, and that the rows are
+    those of an undisturbed training; returns the attempts.
+    """
+    manifest = json.loads(
+        (stage_folder(store, "pretrain") / "manifest.json").read_text()
+    )
+    attempts: list[dict[str, Any]] = manifest["attempts"]
+    ends = [attempt["after_step"] for attempt in attempts[1:]] + [STEPS]
+    measured = losses(store)
+    for number, (attempt, end) in enumerate(zip(attempts, ends, strict=True)):
+        begin = attempt["after_step"]
+        if begin == 0:
+            continue
+        reference = tmp_path / f"reference-{number}"
+        expected = resume_on_one_host(
+            folder, store, reference, begin, len(attempt["hosts"])
+        )
+        assert [measured[step] for step in range(begin + 1, end + 1)] == [
+            expected[step] for step in range(begin + 1, end + 1)
+        ]
+    models = [
+        (
+            stage_folder(root, "pretrain") / "data" / "model" / "model.safetensors"
+        ).read_bytes()
+        for root in (store, reference)
+    ]
+    assert models[0] == models[1]
+    shutil.copytree(folder / "prepared", tmp_path / "undisturbed", symlinks=True)
+    command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
+    alone = subprocess.run(
+        started([*command, str(tmp_path / "undisturbed")], *ELASTIC, "engine.ranks=1"),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    lines = [metrics_lines(root) for root in (store, tmp_path / "undisturbed")]
+    assert [line["step"] for line in lines[0]] == list(range(1, STEPS + 1))
+    for key in ("step", "tokens", "rows_digest"):
+        assert [line[key] for line in lines[0]] == [line[key] for line in lines[1]]
+    assert measured == pytest.approx(losses(tmp_path / "undisturbed"), rel=1e-4)
+    return attempts
+
+
+def wait_until_it_runs_on(run: subprocess.Popen[str], hosts: str) -> None:
+    """Wait until the leading run says that the training goes on on other hosts than
+    before; consumes its output.
+    """
+    assert run.stdout is not None
+    assert any(re.search(rf"after step \d+ on {hosts};", line) for line in run.stdout)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("lost", ["killed", "disconnected"])
+def test_training_goes_on_without_a_lost_host_and_takes_it_up_when_it_is_back(
+    lost: str, folder: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(folder / "prepared", store, symlinks=True)
+    together = started(
+        [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store", str(store)],
+        *ELASTIC,
+        "engine.nodes=2",
+        "engine.min_nodes=1",
+    )
+    paused = {"PAUSED": str(tmp_path), "FULL": "2"}
+    (tmp_path / "comes").touch()
+    with two_hosts() as (first, second), contextlib.ExitStack() as stack:
+        leader = stack.enter_context(running(first, together, **paused))
+        wait_until_it_leads(leader)
+        follower = stack.enter_context(running(second, together, **paused))
+        wait_for((tmp_path / "reached").exists, "the thirteenth step", 600.0)
+        if lost == "killed":
+            second.kill()
+        else:
+            second.cut_off()
+        (tmp_path / "cut").touch()
+        wait_until_it_runs_on(leader, "host-a")
+        if lost == "killed":
+            follower = stack.enter_context(running(second, together, **paused))
+        else:
+            second.connect()
+        outputs = [
+            process.communicate(timeout=900)[0] for process in (leader, follower)
+        ]
+    assert [leader.returncode, follower.returncode] == [0, 0], "\n".join(outputs)
+    attempts = assert_attempts_equal_trainings_of_their_size(folder, store, tmp_path)
+    alone = [attempt for attempt in attempts if attempt["lost"]]
+    assert [attempt["hosts"] for attempt in alone] == [["host-a"]] * len(alone)
+    assert [attempt["lost"] for attempt in alone] == [["host-b"]] * len(alone)
+    assert alone
+    assert attempts[-1]["hosts"] == ["host-a", "host-b"]
+    entries = [
+        json.loads(file.read_text())["stages"].get("pretrain", {})
+        for file in (store / "runs").glob("*/run.json")
+    ]
+    recorded = [entry["attempts"] for entry in entries if "attempts" in entry]
+    assert recorded == [attempts, attempts]
+
+
+@pytest.mark.chaos
+@pytest.mark.parallel
+@pytest.mark.timeout(2400)
+def test_another_host_leads_after_the_leading_one_is_lost(
+    folder: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(folder / "prepared", store, symlinks=True)
+    together = started(
+        [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store", str(store)],
+        *ELASTIC,
+        "engine.nodes=3",
+        "engine.ranks=3",
+        "engine.min_nodes=2",
+    )
+    paused = {"PAUSED": str(tmp_path), "FULL": "3"}
+    (tmp_path / "comes").touch()
+    with (
+        hosts("host-a", "host-b", "host-c") as (first, second, third),
+        contextlib.ExitStack() as stack,
+    ):
+        leader = stack.enter_context(running(second, together, **paused))
+        wait_until_it_leads(leader)
+        followers = [
+            stack.enter_context(running(host, together, **paused))
+            for host in (first, third)
+        ]
+        wait_for((tmp_path / "reached").exists, "the thirteenth step", 600.0)
+        (tmp_path / "comes").unlink()
+        second.kill()
+        (tmp_path / "cut").touch()
+        outputs = [process.communicate(timeout=900)[0] for process in followers]
+    assert [run.returncode for run in followers] == [0, 0], "\n".join(outputs)
+    attempts = assert_attempts_equal_trainings_of_their_size(folder, store, tmp_path)
+    assert [attempt["hosts"] for attempt in attempts[-2:]] == [
+        ["host-a", "host-b", "host-c"],
+        ["host-a", "host-c"],
+    ]
+    assert attempts[-1]["lost"] == ["host-b"]

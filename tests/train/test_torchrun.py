@@ -7,23 +7,33 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
 
 from gristmill.core.files import read_json, write_json
+from gristmill.core.stage_context import Context
 from gristmill.flows.running.execute import torchrun_command
 from gristmill.flows.running.follow_leader import MODULE as TAKE_PART
 from gristmill.mixtures.schema.engine import Engine
 from gristmill.train.distributed import rendezvous
+from gristmill.train.distributed.elastic_rendezvous import register
 from gristmill.train.distributed.process_groups import DIMENSIONS, single_process
 from gristmill.train.worker_main import write_error
-from tests.servers import free_port
+from tests.servers import free_port, wait_for
 
 LOOPBACK = "0100007F"
 """127.0.0.1 in the socket tables of Linux."""
@@ -223,12 +233,12 @@ def test_command_of_a_host_names_leader_and_timeouts(tmp_path: Path) -> None:
     leader = rendezvous.lead(tmp_path, engine)
     assert rendezvous.read_rendezvous(tmp_path) == leader
     assert leader.command(tmp_path, leads=False)[3:] == [
-        "--nnodes=2",
+        "--nnodes=2:2",
         "--nproc-per-node=4",
-        "--rdzv-backend=c10d",
+        "--rdzv-backend=gristmill",
         "--rdzv-endpoint=127.0.0.1:4321",
         f"--rdzv-id={leader.name}",
-        "--rdzv-conf=is_host=0,join_timeout=30,read_timeout=7",
+        "--rdzv-conf=is_host=0,join_timeout=30,last_call_timeout=30,read_timeout=7",
         "-m",
         "gristmill.train.worker_main",
         str(tmp_path),
@@ -284,3 +294,132 @@ def test_process_groups_have_our_timeout(
             for group in groups
         }
     assert timeouts == {7.5}
+
+
+def test_hosts_may_be_fewer_than_nodes(tmp_path: Path) -> None:
+    engine = Engine.model_validate(
+        {
+            "ranks": 8,
+            "nodes": 4,
+            "min_nodes": 2,
+            "parallel": {"replicate": 2},
+            "network": {"interface": "lo", "last_call_seconds": 5},
+        }
+    )
+    command = rendezvous.lead(tmp_path, engine).command(tmp_path, leads=True)
+    assert command[3:5] == ["--nnodes=2:4", "--nproc-per-node=2"]
+    assert "last_call_timeout=5" in command[8]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"nodes": 2, "min_nodes": 3},
+        {"nodes": 2, "min_nodes": 1, "ranks": 4, "parallel": {"shard": 4}},
+        {"nodes": 4, "min_nodes": 2, "ranks": 4, "parallel": {"replicate": 2}},
+    ],
+)
+def test_layouts_that_do_not_fit_fewer_hosts_are_rejected(
+    settings: dict[str, Any],
+) -> None:
+    with pytest.raises(ValueError, match="min_nodes"):
+        Engine.model_validate(settings)
+
+
+def test_leading_host_is_first_and_late_hosts_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three hosts; the leading one has the second address, and the third one is
+    late.
+    """
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    register(tmp_path)
+    waiting = rendezvous.waiting_file(tmp_path / "work", "attempt")
+
+    def handler(number: int) -> RendezvousHandler:
+        return rendezvous_handler_registry.create_handler(
+            RendezvousParameters(
+                rendezvous.BACKEND,
+                str(tmp_path / "rendezvous"),
+                "attempt",
+                2,
+                3,
+                f"127.0.0.{number}",
+                store_type="file",
+                is_host=str(int(number == 2)),
+                join_timeout="60",
+                last_call_timeout="1",
+            )
+        )
+
+    first, leading, late = map(handler, (1, 2, 3))
+    with ThreadPoolExecutor() as pool:
+        try:
+            meetings = [pool.submit(host.next_rendezvous) for host in (first, leading)]
+            infos = [meeting.result(timeout=120) for meeting in meetings]
+            assert [(info.rank, info.world_size) for info in infos] == [(1, 2), (0, 2)]
+            assert (leading.num_nodes_waiting(), waiting.exists()) == (0, False)
+            joining = pool.submit(late.next_rendezvous)
+            wait_for(
+                lambda: leading.num_nodes_waiting() or waiting.exists(), "the late host"
+            )
+            assert leading.num_nodes_waiting() == first.num_nodes_waiting() == 0
+        finally:
+            leading.shutdown()
+        with pytest.raises(RendezvousClosedError):
+            joining.result(timeout=120)
+
+
+def test_attempts_list_lost_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[dict[str, object]] = []
+    context = Context(tmp_path, "pretrain", emit=events.append)
+    for number, hosts in enumerate((["a", "b"], ["a"], ["a", "c"])):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", f"attempt-{number}")
+        for rank, host in enumerate(hosts):
+            monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+            for name, value in (
+                ("RANK", rank),
+                ("GROUP_RANK", rank),
+                ("LOCAL_RANK", 0),
+            ):
+                monkeypatch.setenv(name, str(value))
+            rendezvous.note_arrival(tmp_path)
+        rendezvous.record_attempt(context, tmp_path, step=10 * number)
+    attempts = read_json(tmp_path / rendezvous.ATTEMPTS)
+    assert [
+        (attempt["after_step"], attempt["hosts"], attempt["lost"])
+        for attempt in attempts
+    ] == [(0, ["a", "b"], []), (10, ["a"], ["b"]), (20, ["a", "c"], [])]
+    assert [event["event"] for event in events] == ["warning", "warning"]
+
+
+ABORTING = "import os; os.abort()"
+
+
+@pytest.mark.slow
+def test_aborted_rank_counts_as_lost_hosts(tmp_path: Path) -> None:
+    """NCCL aborts a rank that waits for a lost host."""
+    (tmp_path / "rank.py").write_text(ABORTING)
+    (tmp_path / "stage" / "work").mkdir(parents=True)
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "gristmill.train.torchrun",
+            "--nnodes=1:2",
+            f"--rdzv-backend={rendezvous.BACKEND}",
+            f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+            "--rdzv-id=attempt",
+            "--rdzv-conf=is_host=1,join_timeout=60,last_call_timeout=1",
+            str(tmp_path / "rank.py"),
+            str(tmp_path / "stage"),
+        ],
+        check=False,
+        capture_output=True,
+        timeout=240,
+    )
+    assert process.returncode == 1
+    error = read_json(tmp_path / "stage" / "work" / "error.json")
+    assert error["type"] == rendezvous.HOSTS_CHANGED

@@ -2,22 +2,27 @@
 
 The leading host writes WORK/rendezvous.json and the others read it. Each of them runs
 torchrun with these options, to which `torchrun.py` adds the host's own address. Hosts
-that joined are recorded in WORK/hosts/ID/.
+that joined an attempt are recorded in WORK/hosts/ID/, and all attempts in
+WORK/hosts/attempts.json.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shlex
 import socket
 import struct
 import sys
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.core.files import read_json, write_json
+from gristmill.core.files import create_exclusively, read_json, write_json
+from gristmill.core.stage_context import Context, print_failure
+from gristmill.core.store import Attempt
 from gristmill.mixtures.schema.engine import Engine
 
 SIOCGIFADDR = 0x8915
@@ -29,6 +34,14 @@ TIMEOUT = "GRISTMILL_NETWORK_TIMEOUT"
 """Environment variable of the ranks of a training on several hosts: timeout of
 collectives in seconds.
 """
+HOSTS_CHANGED = "HostsChanged"
+"""`type` in error.json if hosts of a training were lost, or one waits to join: it can
+restart with the hosts that are there.
+"""
+ATTEMPTS = "hosts/attempts.json"
+"""File in the working folder of a training on several hosts: a list of `Attempt`."""
+BACKEND = "gristmill"
+"""torchrun's name of our rendezvous (see elastic_rendezvous.py)."""
 ELSEWHERE = ("192.0.2.1", 9)
 """Reserved address (RFC 5737) behind the default route; no packet is sent."""
 
@@ -44,32 +57,37 @@ class Rendezvous:
     Attributes:
         name: of the attempt; torchrun's run id.
         endpoint: HOST:PORT on which the leading host listens.
-        nodes: number of hosts.
+        least_nodes: smallest number of hosts.
+        nodes: largest number of hosts.
         processes: number of processes per host.
-        join_seconds: time limit for the hosts to join.
+        join_seconds: time limit for `least_nodes` hosts to join.
+        last_call_seconds: time for further hosts to join.
         timeout_seconds: timeout of collectives.
         host: name of the leading host.
     """
 
     name: str
     endpoint: str
+    least_nodes: int
     nodes: int
     processes: int
     join_seconds: float
+    last_call_seconds: float
     timeout_seconds: float
     host: str
 
     def options(self, leads: bool) -> list[str]:
         """Options of torchrun on a host."""
-        read_seconds = max(1, round(self.timeout_seconds))
+        times = (self.join_seconds, self.last_call_seconds, self.timeout_seconds)
+        join, last_call, read = (max(1, round(seconds)) for seconds in times)
         return [
-            f"--nnodes={self.nodes}",
+            f"--nnodes={self.least_nodes}:{self.nodes}",
             f"--nproc-per-node={self.processes}",
-            "--rdzv-backend=c10d",
+            f"--rdzv-backend={BACKEND}",
             f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-id={self.name}",
-            f"--rdzv-conf=is_host={int(leads)},join_timeout={max(1, round(self.join_seconds))},"
-            f"read_timeout={read_seconds}",
+            f"--rdzv-conf=is_host={int(leads)},join_timeout={join},"
+            f"last_call_timeout={last_call},read_timeout={read}",
         ]
 
     def command(self, folder: Path, leads: bool) -> list[str]:
@@ -106,9 +124,11 @@ def lead(folder: Path, engine: Engine) -> Rendezvous:
     rendezvous = Rendezvous(
         uuid.uuid4().hex[:12],
         f"{address}:{network.port}",
+        engine.least_nodes,
         nodes,
         engine.num_ranks // nodes,
         network.join_seconds,
+        network.last_call_seconds,
         network.timeout_seconds,
         socket.gethostname(),
     )
@@ -249,21 +269,68 @@ def note_arrival(work: Path) -> None:
     """Record that this host joined an attempt, so that other hosts can name it; only
     its first rank does.
     """
-    if (
-        int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
-        and os.environ["LOCAL_RANK"] == "0"
-    ):
-        ranks = [
-            int(os.environ["RANK"]) + local_rank
-            for local_rank in range(int(os.environ["LOCAL_WORLD_SIZE"]))
-        ]
+    if os.environ["LOCAL_RANK"] == "0":
         write_json(
-            work
-            / "hosts"
-            / os.environ["TORCHELASTIC_RUN_ID"]
-            / f"{os.environ['GROUP_RANK']}.json",
-            {"host": socket.gethostname(), "ranks": ranks},
+            attempt_folder(work) / f"{os.environ['GROUP_RANK']}.json",
+            {"host": socket.gethostname(), "first_rank": os.environ["RANK"]},
         )
+
+
+def attempt_folder(work: Path, name: str | None = None) -> Path:
+    """Folder with a file for each host of an attempt, by default of this rank's."""
+    return work / "hosts" / (name or os.environ.get("TORCHELASTIC_RUN_ID", "-"))
+
+
+def waiting_file(work: Path, name: str | None = None) -> Path:
+    """File that exists on the leading host once another host waits to join an
+    attempt.
+    """
+    return attempt_folder(work, name) / "waiting"
+
+
+def record_attempt(context: Context, work: Path, step: int) -> None:
+    """Append this attempt to those of a training on several hosts, and warn if it has
+    other hosts than the previous one.
+
+    Called by the first rank, when all ranks of the attempt have met.
+
+    Args:
+        context: of the training.
+        work: its working folder, or the folder in a store that follows it.
+        step: last step before this attempt.
+    """
+    file = work / ATTEMPTS
+    attempts: list[Attempt] = read_json(file) if file.exists() else []
+    hosts = {read_json(path)["host"] for path in attempt_folder(work).glob("*.json")}
+    earlier = set(attempts[-1]["hosts"]) if attempts else hosts
+    attempts.append(
+        {
+            "started": time.time(),
+            "after_step": step,
+            "hosts": sorted(hosts),
+            "lost": sorted(earlier - hosts),
+        }
+    )
+    write_json(file, attempts)
+    if hosts != earlier:
+        context.warn(
+            f"{context.stage}: it goes on after step {step} on "
+            f"{', '.join(sorted(hosts))}; before, it ran on "
+            f"{', '.join(sorted(earlier))}"
+        )
+
+
+def report_change(folder: Path, message: str) -> None:
+    """Report HOSTS_CHANGED to the parent process and to the leading host, unless there
+    is an error already.
+
+    Args:
+        folder: of the stage.
+        message: one sentence.
+    """
+    print_failure(message, is_consequence=True)
+    content = {"type": HOSTS_CHANGED, "message": message}
+    create_exclusively(folder / "work" / "error.json", json.dumps(content).encode())
 
 
 def why_lost(work: Path, said: str) -> str:
@@ -275,18 +342,11 @@ def why_lost(work: Path, said: str) -> str:
     """
     hostname, own_rank = socket.gethostname(), os.environ.get("GROUP_RANK")
     try:
-        host_files = sorted(
-            (work / "hosts" / os.environ.get("TORCHELASTIC_RUN_ID", "-")).glob("*.json")
-        )
+        host_files = sorted(attempt_folder(work).glob("*.json"))
         lost_hosts = [read_json(path) for path in host_files if path.stem != own_rank]
     except OSError:  # the store is unreachable too
         lost_hosts = []
-    names = [
-        f"{host['host']} (rank {host['ranks'][0]})"
-        if len(host["ranks"]) == 1
-        else f"{host['host']} (ranks {host['ranks'][0]} to {host['ranks'][-1]})"
-        for host in lost_hosts
-    ]
+    names = [f"{host['host']} (rank {host['first_rank']})" for host in lost_hosts]
     seconds = float(os.environ.get(TIMEOUT, "0"))
     late = "timed out" in said.lower() or "timeout" in said.lower()
     failure = (
@@ -297,6 +357,7 @@ def why_lost(work: Path, said: str) -> str:
     return (
         f"{' and '.join(names) or 'another host'} {failure}, as seen from "
         f"{hostname}: that host or the network to it is gone. The training resumes "
-        "from its last checkpoint: run it on all hosts again, or on those that are "
-        "left with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)"
+        "from its last checkpoint: by itself with engine.min_nodes, or if it is run "
+        "again on all hosts or, with --set engine.nodes=N (and engine.ranks, where "
+        "they have fewer GPUs), on those that are left"
     )

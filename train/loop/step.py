@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.distributed.process_groups import World, sum_with_flag
+from gristmill.train.distributed.rendezvous import waiting_file
 from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.loop.loop_state import LoopState, Seen
@@ -51,7 +52,12 @@ def one_step(
     sums, row_losses = accumulate_gradients(
         learner.model, learner.objective, batch.parts, batch.weight, job.world
     )
-    sums, stops = sum_with_flag(sums, stop_requested(), job.world)
+    stops_here = stop_requested() or (
+        step % job.context.training.checkpoint_every == 0
+        and step < section.steps
+        and waiting_file(job.context.work).exists()
+    )
+    sums, stops = sum_with_flag(sums, stops_here, job.world)
     attempt.stop.follow(stops)
     norm = clip_gradients(learner.model, section.optimizer.clip_norm)
     loss = (sums[0] / batch.weight).float()
