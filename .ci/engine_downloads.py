@@ -3,7 +3,8 @@ engines`).
 
 Each is fetched into a cache outside of the repository by the client of its registry,
 which verifies the download: pip against the index's SHA-256 (Spark's is pinned below),
-Maven against the repository's checksums. Folders appear whole or not at all.
+Maven and npm against the repository's checksums, Go against its checksum database.
+Folders appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -115,6 +116,13 @@ DATAFLOW = (
     "rsa==4.9.1",
 )
 """Packages for a dry run of a Dataflow job; to run one, install `apache-beam[gcp]`."""
+FAKE_GCS_SERVER = "github.com/fsouza/fake-gcs-server@v{version}"
+"""Go module of an emulator of Google Cloud Storage."""
+FAKE_GCS_VERSION = "1.56.1"
+AZURITE_VERSION = "3.35.0"
+"""Version of Microsoft's emulator of Azure Blob Storage, the last that runs on Node.js
+20.
+"""
 MAVEN = ("mvn", "--batch-mode", "--quiet", "--strict-checksums", "-Dstyle.color=never")
 PIP = (sys.executable, "-m", "pip")
 
@@ -270,10 +278,37 @@ def fetch_dataflow() -> None:
     )
 
 
+def fill_fake_gcs_server(folder: Path) -> None:
+    """Build the emulator of Google Cloud Storage."""
+    module = FAKE_GCS_SERVER.format(version=FAKE_GCS_VERSION)
+    call("env", f"GOBIN={folder}", "go", "install", module)
+
+
+def fetch_emulators_of_stores() -> None:
+    """Fetch the emulators of Google Cloud Storage and Azure Blob Storage."""
+    put(f"fake-gcs-server-{FAKE_GCS_VERSION}", fill_fake_gcs_server)
+    put(
+        f"azurite-{AZURITE_VERSION}",
+        lambda folder: call(
+            "npm",
+            "install",
+            "--no-audit",
+            "--no-fund",
+            f"--prefix={folder}",
+            f"azurite@{AZURITE_VERSION}",
+        ),
+    )
+
+
 def main() -> int:
     """Fetch all engines; return 1 if one is unavailable."""
     status = 0
-    for fetch in (fetch_spark, fetch_flink, fetch_dataflow):
+    for fetch in (
+        fetch_spark,
+        fetch_flink,
+        fetch_dataflow,
+        fetch_emulators_of_stores,
+    ):
         try:
             fetch()
         except DownloadError as error:

@@ -62,6 +62,7 @@ AREAS = {
     "annotators": ("dataprep.annotators:rows",),
     "bounds": ("bounds:rows",),
     "requests": ("store_requests:rows",),
+    "requests_parts": ("store_requests:part_rows",),
     "tokenize": (
         "tokenize.encoding:rows",
         "tokenize.vocabularies:rows",
@@ -191,6 +192,12 @@ MEASURES: dict[str, tuple[str, ...]] = {
         "dataprep/runners",
         "tokenize/streaming",
         "benchmarks/store_requests.py",
+    ),
+    "requests_parts": (
+        "core/azure_blobs.py",
+        "core/bucket_files.py",
+        "core/gcs.py",
+        "core/s3.py",
     ),
     "stream": ("tokenize", "benchmarks/tokenize/streaming.py"),
     "tokenize": ("tokenize", "benchmarks/tokenize"),

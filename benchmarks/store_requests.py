@@ -1,5 +1,5 @@
 """Requests of each step to an object store, by price, and bytes, with 4 to 16 shards
-and partitions.
+and partitions; and requests of large files by the size of their parts.
 
 Documents drawn by seeds go through `ingest`, `dedup`, `tokenize` and `mix` in an
 S3-compatible server of this machine, in both forms of the shuffle (`engine.shuffle`); a
@@ -11,8 +11,10 @@ size. REQUESTS has what was counted, the bound of each row.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -24,8 +26,9 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from benchmarks.bounds import STEPS, run_step_in, write_texts
-from benchmarks.chaos.network import CREDENTIALS, Network, object_store, serving
+from benchmarks.chaos.network import Network, serving
 from benchmarks.measuring import Row, row
+from benchmarks.store_servers import SCHEMES, object_store
 from gristmill.mixtures.schema.engine import ShuffleForm
 
 BUCKET = "counted"
@@ -55,6 +58,13 @@ REQUESTS: Mapping[str, Mapping[str, tuple[Law, Law]]] = {
 """Form of the shuffle -> step -> requests that write or list, and that read, as counted
 before.
 """
+
+
+PART_MEBIBYTES = (8, 16, 50, 64)
+"""Sizes of a part; 50 MiB is the default of all stores."""
+FILE_MEBIBYTES = 200
+"""A file of four default parts."""
+GB = 1e9
 
 
 class Counting(Network):
@@ -105,9 +115,9 @@ def rows() -> Iterator[Row]:
     """
     with (
         tempfile.TemporaryDirectory(prefix="gristmill-requests-") as temporary,
-        object_store(BUCKET) as port,
-        serving(Counting(port)) as between,
-        patch.dict(os.environ, {**CREDENTIALS, "AWS_ENDPOINT_URL": between.address}),
+        object_store(BUCKET) as server,
+        serving(Counting(server.port)) as between,
+        patch.dict(os.environ, server.environment(between.address)),
     ):
         texts = {shards: Path(temporary) / str(shards) for shards, _ in SIZES}
         for shards, folder in texts.items():
@@ -140,6 +150,60 @@ def rows() -> Iterator[Row]:
                         "requests",
                         f"S = P = {SIZES[-1][0]}; {formula}; {note}",
                     )
+
+
+def part_rows() -> Iterator[Row]:
+    """Count the requests for a gigabyte of a large file, by store and size of a part.
+
+    The peer is a file without any request but those for its parts.
+
+    Raises:
+        ImportError: the client of a store is not installed.
+        MissingEngineError: the emulator of a store was not downloaded.
+        RuntimeError: a file was read with another content.
+    """
+    for scheme in SCHEMES:
+        with (
+            object_store(BUCKET, scheme) as server,
+            serving(Counting(server.port)) as between,
+            patch.dict(os.environ, server.environment(between.address)),
+        ):
+            for part in PART_MEBIBYTES:
+                yield from counted_parts(server.url, part << 20, between)
+
+
+def counted_parts(url: str, part_bytes: int, between: Counting) -> Iterator[Row]:
+    """Write and read a file through a store; yields the requests of both."""
+    from gristmill.core.files import as_path
+
+    path: Any = as_path(url) / f"parts-{part_bytes}"
+    piece = np.random.default_rng(part_bytes).bytes(1 << 20)
+    file_bytes = FILE_MEBIBYTES << 20
+    for direction in ("written", "read"):
+        between.take()
+        start = time.monotonic()
+        digest = hashlib.sha256()
+        mode = "wb" if direction == "written" else "rb"
+        with path.fs.open(path.path, mode, block_size=part_bytes) as file:
+            for _ in range(FILE_MEBIBYTES):
+                if mode == "wb":
+                    file.write(piece)
+                else:
+                    digest.update(file.read(len(piece)))
+        seconds = time.monotonic() - start
+        expected = hashlib.sha256(piece * FILE_MEBIBYTES).digest()
+        if mode == "rb" and digest.digest() != expected:
+            raise RuntimeError(f"{path} was read with another content")
+        counts = between.take()
+        requests = counts["writes"] + counts["reads"]
+        scale = GB / file_bytes
+        yield row(
+            f"{path.protocol}://, {direction}, parts of {part_bytes >> 20} MiB",
+            requests * scale,
+            -(-file_bytes // part_bytes) * scale,
+            "requests/GB",
+            f"{file_bytes / 1e6:.0f} MB in {requests} requests and {seconds:.1f} s",
+        )
 
 
 def terms(shards: int, partitions: int) -> tuple[int, int, int, int, int]:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, fields
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -36,12 +37,19 @@ CHUNK_BYTES = 1 << 20
 CONNECTIONS = 32
 """Concurrent requests to a store, for many small files."""
 TEMPORARY_MARK = ".tmp-"
-S3_PROTOCOLS = ("s3", "s3a")
 DEFAULT_STORE = "gristmill-store"
 """Folder of a run's outputs, in the current folder; ignored among a source's files."""
-OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
-"""Protocols whose libraries cache folder listings forever by default; writes of other
-processes (a lease, a commit) would not be seen.
+OBJECT_STORES = {
+    "s3": "s3.S3Files",
+    "s3a": "s3.S3Files",
+    "gs": "gcs.GCSFiles",
+    "gcs": "gcs.GCSFiles",
+    "az": "azure_blobs.AzureFiles",
+    "abfs": "azure_blobs.AzureFiles",
+    "abfss": "azure_blobs.AzureFiles",
+}
+"""Protocol of an object store -> its file system, whose requests are retried by the
+rules of `object_stores.py`.
 """
 WITHOUT_FOLDERS = ("hf", *OBJECT_STORES)
 """Protocols without folders to create: a folder exists as soon as it has a file."""
@@ -86,28 +94,30 @@ def as_path(location: str | Path) -> Path:
     from upath import UPath
 
     protocol = text.partition("://")[0]
-    if protocol in S3_PROTOCOLS:
-        _use_s3()
-    options = {"use_listings_cache": False} if protocol in OBJECT_STORES else {}
-    path: Path = UPath(text, **options)
-    return path
+    if protocol not in OBJECT_STORES:
+        path: Path = UPath(text)
+        return path
+    _use_store(protocol)
+    # The libraries cache listings forever by default: leases and commits of other
+    # processes would not be seen.
+    return UPath(text, use_listings_cache=False)
 
 
 @cache
-def _use_s3() -> None:
-    """Register `S3Files` for S3 URLs in this process, so that requests are retried by
-    the rules of `object_stores.py`.
+def _use_store(protocol: str) -> None:
+    """Register the file system of an object store for its URLs in this process.
 
-    Does nothing without s3fs: opening such a URL then reports the missing package.
+    Does nothing without its library: opening such a URL then reports the missing
+    package.
     """
     from fsspec import register_implementation
 
+    module, _, name = OBJECT_STORES[protocol].partition(".")
     try:
-        from gristmill.core.s3 import S3Files
+        files = getattr(import_module(f"gristmill.core.{module}"), name)
     except ImportError:
         return
-    for protocol in S3_PROTOCOLS:
-        register_implementation(protocol, S3Files, clobber=True)
+    register_implementation(protocol, files, clobber=True)
 
 
 def is_local(path: Path) -> bool:

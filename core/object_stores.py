@@ -1,13 +1,11 @@
 """Retries of requests to object stores: transient failures, pauses, time limits and
 warnings.
 
-Every request of this package to an S3-compatible store goes through `s3.S3Files`.
-Transient failures of the store or the network (5xx, 429, time-outs, broken connections)
-are retried with exponential, jittered pauses. After the retry time is used up, or a
-person asks the process to end, later requests get a few seconds each until the store
-answers.
-
-gcsfs (`gs://`) and adlfs (`az://`) retry by their own rules.
+Every request of this package to an object store is a `StoreRequest` of `s3.S3Files`,
+`gcs.GCSFiles` or `azure_blobs.AzureFiles`. Transient failures of the store or the
+network (5xx, 429, time-outs, broken connections) are retried with exponential, jittered
+pauses. After the retry time is used up, or a person asks the process to end, later
+requests get a few seconds each until the store answers.
 """
 
 from __future__ import annotations
@@ -18,14 +16,24 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
-EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
+EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "http": "http",
+    "https": "http",
+}
 """URL scheme -> extra in pyproject.toml with the package that opens it."""
 VARIABLE = "GRISTMILL_STORE_RETRY_SECONDS"
 """Environment variable with the retry time in seconds."""
@@ -47,22 +55,12 @@ of requests.
 """
 SLICE_SECONDS = 0.2
 """Longest delay before a pause reacts to an interrupt."""
-READS = ("Get", "Head", "List")
-"""Prefixes of the names of read-only S3 operations."""
 JITTER = 0.5
 """Largest share by which a pause is randomly shortened, so that processes do not retry
 in lockstep (Brooker 2015, "Exponential Backoff and Jitter").
 """
 SECONDS_BEFORE_WARNING = 3.0
 SECONDS_BETWEEN_WARNINGS = 60.0
-PASSING_CODES = (
-    "ConditionalRequestConflict",
-    "OperationAborted",
-    "RequestTimeout",
-    "SlowDown",
-    "XAmzContentSHA256Mismatch",
-)
-"""S3 error codes after which the same request may succeed, whatever the HTTP status."""
 log = logging.getLogger("gristmill.store")
 
 
@@ -270,110 +268,103 @@ def retry_seconds() -> float:
     return seconds if _RetryState.seconds is None else min(seconds, _RetryState.seconds)
 
 
-Request = Mapping[str, Any]
-"""A request of botocore."""
-Response = tuple[Any, Mapping[str, Any]]
-"""A response of botocore, and its parsed form."""
-
-
-def is_passing(status: int, code: str) -> bool:
-    """True if a refused request, by HTTP status and S3 error code, may succeed
-    later.
-    """
-    return status == 429 or (status >= 500 and status != 501) or code in PASSING_CODES
-
-
-def refuse_while_resting(model: Any, params: Request, **others: Any) -> None:
-    """Handle botocore's event `before-call`: raise StoreUnavailableError if the store
-    was just given up.
-    """
-    address = address_of(params)
-    cause, until = _RetryState.given_up.get(urlsplit(address).netloc, ("", 0.0))
-    if time.monotonic() >= until:
-        return
-    _record_unwritten(address, model.name)
-    raise StoreUnavailableError(
-        f"{address} ({model.name}) was not asked for, since the store had just been "
-        f"given up: {cause}"
-    )
-
-
-def _record_unwritten(address: str, operation: str) -> None:
-    if _RetryState.interrupted and not operation.startswith(READS):
-        _RetryState.unwritten.append(address)
-
-
-async def ask_again(
-    response: Response | None,
-    operation: Any,
-    caught_exception: Exception | None,
-    request_dict: Request,
-    **others: Any,
-) -> float | None:
-    """Handle botocore's event `needs-retry`: 0 retries the request, after a pause; None
-    does not.
+class StoreRequest:
+    """A request to an object store, through all its attempts.
 
     Args:
-        response: HTTP response and its parsed form.
-        operation: model of the S3 operation.
-        caught_exception: raised if there is no response.
-        request_dict: the request; its `context` lives through all attempts.
-
-    Raises:
-        StoreUnavailableError: the retry time is used up.
+        url: the object's, with or without a query.
+        operation: its name in messages.
+        writes: True if it changes the store.
     """
-    error = _passing_failure(response, caught_exception)
-    address = address_of(request_dict)
-    host = urlsplit(address).netloc
-    if error is None:
-        if response is not None:
-            _RetryState.given_up.pop(host, None)
-        return None
-    context = request_dict["context"]
-    if "gristmill" not in context:
-        seconds = retry_seconds()
-        context["gristmill"] = Failing(
-            f"{address} ({operation.name})",
-            min(seconds, HASTY_SECONDS) if host in _RetryState.given_up else seconds,
-            "reached",
-            "see that the store can be reached, or let it be asked for longer "
-            f"({VARIABLE}={seconds:g})",
-            SECONDS_BEFORE_WARNING,
+
+    def __init__(self, url: str, operation: str, writes: bool) -> None:
+        self._address = url.partition("?")[0]
+        self._host = urlsplit(url).netloc
+        self._operation = operation
+        self._writes = writes
+        self._failing: Failing | None = None
+
+    def begin(self) -> None:
+        """Raise StoreUnavailableError if the store was just given up."""
+        cause, until = _RetryState.given_up.get(self._host, ("", 0.0))
+        if time.monotonic() >= until:
+            return
+        self._record_unwritten()
+        raise StoreUnavailableError(
+            f"{self._address} ({self._operation}) was not asked for, since the store "
+            f"had just been given up: {cause}"
         )
-    failing: Failing = context["gristmill"]
-    try:
-        pause = failing.failed(error, _RetryState.warn)
-    except StoreUnavailableError as given_up:
-        cause = _RetryState.given_up.get(host, (str(given_up), 0.0))[0]
-        _RetryState.given_up[host] = cause, time.monotonic() + REST_SECONDS
-        _record_unwritten(address, operation.name)
-        raise
-    deadline = time.monotonic() + pause
-    while (seconds := deadline - time.monotonic()) > 0 and not _RetryState.interrupted:
-        await asyncio.sleep(min(seconds, SLICE_SECONDS))
-    return 0.0
+
+    async def send(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        may_pass: Callable[[Exception], bool],
+    ) -> T:
+        """Call `attempt` until the store answers or refuses.
+
+        Args:
+            may_pass: true for errors of transient failures.
+
+        Raises:
+            StoreUnavailableError: the retry time is used up.
+        """
+        self.begin()
+        while True:
+            try:
+                response = await attempt()
+            except Exception as error:
+                if not may_pass(error):
+                    self.answered()
+                    raise
+                await self.failed(error)
+            else:
+                self.answered()
+                return response
+
+    def answered(self) -> None:
+        """Record that the store answered."""
+        _RetryState.given_up.pop(self._host, None)
+
+    async def failed(self, error: BaseException) -> None:
+        """Wait before the next attempt.
+
+        Args:
+            error: the transient failure.
+
+        Raises:
+            StoreUnavailableError: the retry time is used up.
+        """
+        host = self._host
+        if self._failing is None:
+            seconds = retry_seconds()
+            self._failing = Failing(
+                f"{self._address} ({self._operation})",
+                min(seconds, HASTY_SECONDS)
+                if host in _RetryState.given_up
+                else seconds,
+                "reached",
+                "see that the store can be reached, or let it be asked for longer "
+                f"({VARIABLE}={seconds:g})",
+                SECONDS_BEFORE_WARNING,
+            )
+        try:
+            pause = self._failing.failed(error, _RetryState.warn)
+        except StoreUnavailableError as given_up:
+            cause = _RetryState.given_up.get(host, (str(given_up), 0.0))[0]
+            _RetryState.given_up[host] = cause, time.monotonic() + REST_SECONDS
+            self._record_unwritten()
+            raise
+        deadline = time.monotonic() + pause
+        while (
+            seconds := deadline - time.monotonic()
+        ) > 0 and not _RetryState.interrupted:
+            await asyncio.sleep(min(seconds, SLICE_SECONDS))
+
+    def _record_unwritten(self) -> None:
+        if _RetryState.interrupted and self._writes:
+            _RetryState.unwritten.append(self._address)
 
 
-def address_of(request: Request) -> str:
-    """URL of a botocore request without its query."""
-    return str(request.get("url", "")).partition("?")[0]
-
-
-def _passing_failure(
-    response: Response | None, caught: Exception | None
-) -> Exception | None:
-    from botocore.exceptions import ConnectionError as NoConnectionError  # type: ignore[import-untyped]
-    from botocore.exceptions import HTTPClientError, SSLError
-
-    if caught is not None or response is None:
-        is_transient = isinstance(
-            caught, HTTPClientError | NoConnectionError
-        ) and not isinstance(caught, SSLError)
-        return caught if is_transient else None
-    status = int(response[0].status_code)
-    details = response[1].get("Error", {})
-    code = str(details.get("Code", ""))
-    if not is_passing(status, code):
-        return None
-    message = str(details.get("Message", ""))
-    return OSError(" ".join(filter(None, (str(status), code, message))))
+def is_passing(status: int) -> bool:
+    """True if a request that was refused with an HTTP status may succeed later."""
+    return status in (408, 429) or (status >= 500 and status not in (501, 505))

@@ -47,7 +47,7 @@ from gristmill.core.files import (
     sha256_file,
     write_json,
 )
-from gristmill.core.object_stores import asked_for, not_installed
+from gristmill.core.object_stores import EXTRAS, asked_for, not_installed
 from gristmill.core.processes import Cost
 from gristmill.core.secrets import mask_text, remember_secrets
 
@@ -57,14 +57,20 @@ MANIFESTS = "manifests"
 
 ANSWER_SECONDS = 10.0
 """Timeout of an object store for the first request of a command."""
-CREDENTIALS = (
-    "give those of the store in the environment, for S3 AWS_ACCESS_KEY_ID and "
-    "AWS_SECRET_ACCESS_KEY or AWS_PROFILE"
-)
-ENDPOINT = (
-    "see that it can be reached from here; AWS_ENDPOINT_URL names the address "
-    "of a store that is not Amazon's"
-)
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS, which `gcloud auth application-default "
+    "login` replaces",
+    "azure": "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and "
+    "AZURE_STORAGE_ACCOUNT_KEY, which `az login` replaces",
+}
+"""Extra of a store -> variables with its credentials."""
+ENDPOINTS = {
+    "s3": "AWS_ENDPOINT_URL names the address of a store that is not Amazon's",
+    "gcs": "STORAGE_EMULATOR_HOST names the address of an emulator",
+    "azure": "AZURE_STORAGE_CONNECTION_STRING names the address of an emulator",
+}
+"""Extra of a store -> variable with its address."""
 
 
 class StoreLocationError(ValueError):
@@ -117,10 +123,14 @@ def why_not_open(root: Path) -> str | None:
     if is_local(root):
         return None
     protocol = root.protocol  # type: ignore[attr-defined]
+    extra = EXTRAS.get(protocol, "")
+    give = f"give {CREDENTIALS.get(extra)} in the environment"
     try:
         files = root.fs  # type: ignore[attr-defined]
     except ImportError as error:
         return not_installed(protocol, error)
+    except ValueError as error:
+        return f"there are no credentials ({error}); {give}"
     if protocol not in OBJECT_STORES:
         return None
     try:
@@ -131,12 +141,21 @@ def why_not_open(root: Path) -> str | None:
             f"there is no bucket {root.drive}, or these credentials may not know "
             "of it; make it, or correct the name"
         )
-    except PermissionError as error:
-        return f"access is denied ({error}); {CREDENTIALS}"
     except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-        if "Credential" in type(error).__name__:
-            return f"there are no credentials ({error}); {CREDENTIALS}"
-        return f"it does not answer ({error.__cause__ or error}); {ENDPOINT}"
+        cause = str(error.__cause__ or error).partition("\n")[0]
+        status = getattr(error, "status_code", getattr(error, "code", None))
+        if (
+            isinstance(error, PermissionError)
+            or status in (401, 403)
+            or cause.startswith("Forbidden")
+        ):
+            return f"access is denied ({cause}); {give}"
+        if "Credential" in f"{type(error).__name__} {cause}":
+            return f"there are no credentials ({cause}); {give}"
+        return (
+            f"it does not answer ({cause}); see that it can be reached from here; "
+            f"{ENDPOINTS[extra]}"
+        )
     return None
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
-from benchmarks.chaos.network import CREDENTIALS, object_store, serving
+from benchmarks.chaos.network import serving
+from benchmarks.store_servers import SCHEMES, StoreServer, object_store
 from gristmill.core import object_stores
 from gristmill.core.object_stores import VARIABLE
-from tests.stores import BUCKET, Outage
+from gristmill.dataprep.runners.errors import MissingEngineError
+from tests.stores import BUCKET, Outage, store_clients
 
 # The tensors of tests are tiny, and there is a worker per core already: more threads
 # would wait for each other, and spin. It must be set before torch is imported.
@@ -256,25 +258,32 @@ def moto_port() -> Iterator[int]:
     """The port of an S3-compatible server of this process."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
-    with object_store(BUCKET) as port:
-        yield port
+    with object_store(BUCKET) as server:
+        yield server.port
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def store_server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    """An object store with a bucket: one of each kind in turn."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(object_store(BUCKET, request.param))
+        except (ImportError, MissingEngineError) as error:
+            pytest.skip(str(error))
+        yield server
 
 
 @pytest.fixture
-def outage(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
-    """A network before it; this process, and those that it starts, ask it for a store
-    in `s3://`, for half a minute.
+def outage(
+    store_server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Outage]:
+    """A network before a store; this process, and those that it starts, ask it for
+    `outage.url`, for half a minute.
     """
-    from gristmill.core.s3 import S3Files
-
-    with serving(Outage(moto_port)) as network:
-        for name, value in {
-            **CREDENTIALS,
-            "AWS_ENDPOINT_URL": network.address,
-            VARIABLE: "30",
-        }.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(object_stores, "FIRST_PAUSE_SECONDS", 0.001)
-        S3Files.clear_instance_cache()
+    monkeypatch.setattr(object_stores, "FIRST_PAUSE_SECONDS", 0.001)
+    with (
+        serving(Outage(store_server)) as network,
+        store_clients(store_server, network.address),
+    ):
+        monkeypatch.setenv(VARIABLE, "30")
         yield network
-    S3Files.clear_instance_cache()

@@ -22,8 +22,8 @@ from typing import IO
 
 import numpy as np
 
-from benchmarks.chaos.network import CREDENTIALS
 from benchmarks.engines.clusters import EXECUTOR_MEMORY, find_engine
+from benchmarks.store_servers import AWS_CREDENTIALS
 from gristmill.core.files import cache_folder
 from tests.hosts import Host, hosts
 from tests.servers import wait_for
@@ -62,7 +62,7 @@ class Machines:
     def store(self) -> Mapping[str, str]:
         """Environment variables with the store's address and credentials."""
         return {
-            **CREDENTIALS,
+            **AWS_CREDENTIALS,
             "AWS_ENDPOINT_URL": f"http://{self.driver.address}:{STORE_PORT}",
         }
 

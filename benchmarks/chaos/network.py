@@ -5,7 +5,6 @@ stand-ins for Prefect's API.
 from __future__ import annotations
 
 import http.client
-import logging
 import socket
 import struct
 import threading
@@ -22,13 +21,6 @@ connection.
 REFUSE_SECONDS = 60.0
 """Time for which a store refuses all requests."""
 INTERNAL_ERROR = b"<Error><Code>InternalError</Code></Error>"
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "any",
-    "AWS_SECRET_ACCESS_KEY": "any",
-    "AWS_REGION": "us-east-1",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 
 
 class Ending(ThreadingHTTPServer):
@@ -75,8 +67,8 @@ class Network(Ending):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def fault(self, method: str, path: str) -> str | None:
-        """Return the fault of the next request: `cut` (the connection), `hang`, `short`
-        or `flip` (the answer), the number of an HTTP status, or None.
+        """Return the fault of the next request: `cut` (the connection), `lost`, `short`
+        or `flip` (the answer), `hang`, the number of an HTTP status, or None.
         """
         with self.lock:
             self.requests += 1
@@ -103,7 +95,9 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.server.fault(self.command, self.path)
         time.sleep(self.server.delay_seconds)
-        if fault == "cut":
+        if fault == "lost":
+            self._ask(body)
+        if fault in ("cut", "lost"):
             self.connection.setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )
@@ -183,31 +177,6 @@ def serving(server: SomeServer) -> Iterator[SomeServer]:
         finally:
             server.done.set()
             server.shutdown()
-
-
-@contextmanager
-def object_store(bucket: str) -> Iterator[int]:
-    """Serve an S3-compatible store in this process, with a bucket; yields its port.
-
-    Raises:
-        ImportError: moto or s3fs is not installed.
-    """
-    import s3fs  # type: ignore[import-untyped]  # noqa: F401 - used by the runs
-    from moto.server import ThreadedMotoServer
-
-    # else it prints a line for every request
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        port = server.get_host_and_port()[1]
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        connection.request("PUT", f"/{bucket}")
-        connection.getresponse().read()
-        connection.close()
-        yield port
-    finally:
-        server.stop()
 
 
 @contextmanager

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.chaos.fuse import burn_at
 from benchmarks.chaos.kills import still_running
 from benchmarks.chaos.network import (
-    CREDENTIALS,
     REFUSE_SECONDS,
     Network,
-    object_store,
     serving,
     silent_server,
     unused_address,
@@ -27,6 +27,7 @@ from benchmarks.chaos.undisturbed import (
     wrong_code,
     wrong_end,
 )
+from benchmarks.store_servers import ENVIRONMENTS, object_store
 from gristmill.core.object_stores import VARIABLE
 
 BUCKET = "chaos"
@@ -42,7 +43,7 @@ DELAY_SECONDS = 0.02
 
 def slow_and_failing_store(scene: Scene) -> list[str]:
     """Run the first stages in an object store with slow answers, some of which fail."""
-    with object_store(BUCKET) as port, serving(Network(port)) as between:
+    with _store_behind_network() as between:
         between.delay_seconds, between.is_faulty = DELAY_SECONDS, True
         return [*_make(scene, between), *_compare(scene, between)]
 
@@ -51,7 +52,7 @@ def store_goes_away(scene: Scene) -> list[str]:
     """Let the object store go away in the middle of the first stages, and come back for
     the same command.
     """
-    with object_store(BUCKET) as port, serving(Network(port)) as between:
+    with _store_behind_network() as between:
         between.away_from = 10 + int(scene.place("away") * 200)
         wrong = wrong_end(gristmill(_arguments(scene), _environment(between)), 1)
         between.away_from = None
@@ -62,7 +63,7 @@ def store_refuses_everything(scene: Scene) -> list[str]:
     """Let the object store answer 503 to all requests for a minute in the middle of the
     first stages.
     """
-    with object_store(BUCKET) as port, serving(Network(port)) as between:
+    with _store_behind_network() as between:
         between.refuses_from = 10 + int(scene.place("refused") * 200)
         start_time = time.monotonic()
         wrong = wrong_code(
@@ -155,11 +156,16 @@ def _url(scene: Scene) -> str:
     return f"s3://{BUCKET}/{scene.store.name}"
 
 
+@contextmanager
+def _store_behind_network() -> Iterator[Network]:
+    with object_store(BUCKET) as server, serving(Network(server.port)) as between:
+        yield between
+
+
 def _environment(between: Network) -> dict[str, str]:
     return {
         **os.environ,
-        **CREDENTIALS,
-        "AWS_ENDPOINT_URL": between.address,
+        **ENVIRONMENTS["s3"](between.address),
         VARIABLE: str(RETRY_SECONDS),
     }
 

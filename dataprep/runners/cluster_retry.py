@@ -85,7 +85,7 @@ def meet_workers(context: Context) -> None:
         raise WorkerError(
             f"{cluster}: a worker does not see what this machine writes to "
             f"{context.work}, or cannot write there; put the store where all have it "
-            "under one name: a shared folder, or s3://"
+            "under one name: a shared folder, or s3://, gs:// or az://"
         )
     _met.add(key)
 

@@ -386,7 +386,8 @@ def export_documents(
             "--out",
             metavar="DIR_OR_URL",
             help=(
-                "Folder, s3://... or hf://datasets/USER/NAME (a new one is private)."
+                "Folder, s3://..., gs://..., az://... or hf://datasets/USER/NAME (a new "
+                "one is private)."
             ),
         ),
     ],

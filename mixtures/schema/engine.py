@@ -224,10 +224,10 @@ class Stream(Section):
     """Read-ahead of a training, and packed sets in an object store.
 
     The rows of a set on a local disk are memory-mapped, and all keys except the first
-    are ignored. From a store (`s3://` needs the extra `s3`), whole shards are fetched
-    into a folder of limited size while the training runs; rows of shards that are not
-    cached (yet) are read one by one, ahead of their step. Every row is verified against
-    its checksum. If the store fails, requests are repeated while the training continues
+    are ignored. From a store (`s3://`, `gs://`, `az://`), whole shards are fetched into
+    a folder of limited size while the training runs; rows of shards that are not cached
+    (yet) are read one by one, ahead of their step. Every row is verified against its
+    checksum. If the store fails, requests are repeated while the training continues
     with the rows that it has.
     """
 
@@ -428,7 +428,7 @@ class Engine(TrainingEngine, BeamEngine):
 
     `local` needs nothing. A cluster needs our libraries on its workers and a store that
     all of them can reach under the same name: a shared folder, or a URL such as
-    `s3://`; a job there begins with one small task that checks this. Every engine gives
+    `s3://`, `gs://` or `az://`; a job there begins with one small task that checks this. Every engine gives
     the same bytes; docs/engines.md says how each is set up, and what was tested.
 
     Rows pass from job to job through the engine's own shuffle, unless `shuffle` is

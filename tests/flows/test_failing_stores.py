@@ -5,6 +5,7 @@ died on another host.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from gristmill.core.store import Store
 from gristmill.flows.running.events import StageWaits
 from gristmill.flows.running.run import Runner
 from tests.servers import wait_for
-from tests.stores import BUCKET, Outage
+from tests.stores import Outage
 
 ANOTHER = {
     "host": "another",
@@ -38,7 +39,7 @@ def far(toy_runner: Callable[..., Runner], outage: Outage, tmp_path: Path) -> Ru
     """Two toy stages in an object store of this test."""
     local_runner = toy_runner(first={"n": 4}, second={})
     return Runner(
-        Store.at(f"s3://{BUCKET}/{tmp_path.name}"),
+        Store.at(f"{outage.url}/{tmp_path.name}"),
         local_runner.plan,
         local_runner.name,
         local_runner.engine,
@@ -77,7 +78,7 @@ def test_interrupt_during_a_store_outage_ends_the_run_quickly_and_names_unwritte
     (tmp_path / "m.yaml").write_text(
         f'name: far\nsources: {{docs: {{path: "{tmp_path}/docs.jsonl"}}}}\n'
     )
-    store = f"s3://{BUCKET}/{number.name}-{tmp_path.name}"
+    store = f"{outage.url}/{number.name}-{tmp_path.name}"
     command = [
         sys.executable,
         "-m",
@@ -127,6 +128,67 @@ def test_interrupt_during_a_store_outage_ends_the_run_quickly_and_names_unwritte
     )
 
 
+WHOLE = """\
+name: whole
+seed: 3
+sources: {{docs: {{path: "{folder}/docs.jsonl"}}}}
+prepare: [{{dedup: {{exact: true}}}}]
+tokenizer: {{vocab_size: 300}}
+mix: {{tokens: 2000, sequence_length: 32, validation: 0.1}}
+pretrain: {{model: {{layers: 1, width: 16, heads: 1}}, steps: 6, global_batch_size: 4}}
+engine: {{workers: 1, checkpoint_every: 2}}
+"""
+
+
+@pytest.mark.chaos
+def test_killed_run_in_a_store_resumes_to_the_bytes_of_a_folder(
+    outage: Outage, tmp_path: Path
+) -> None:
+    """All processes of the run are killed before the marker of its second
+    checkpoint.
+    """
+    (tmp_path / "docs.jsonl").write_text(
+        "".join(
+            json.dumps({"text": f"document {n} has {n * n} words " * 9}) + "\n"
+            for n in range(40)
+        )
+    )
+    (tmp_path / "whole.yaml").write_text(WHOLE.format(folder=tmp_path))
+    url = f"{outage.url}/{tmp_path.name}"
+    command = [sys.executable, "-m", "gristmill", "run", "whole.yaml", "--no-ui"]
+    outage.begins_with, outage.refusals = "step-00000004/complete.json", 10**9
+    with subprocess.Popen(
+        [*command, "--store", url], cwd=tmp_path, start_new_session=True
+    ) as process:
+        wait_for(lambda: outage.refused, "the second checkpoint")
+        os.killpg(process.pid, signal.SIGKILL)
+    outage.refusals = 0
+    for store in (url, "here"):
+        subprocess.run([*command, "--store", store], cwd=tmp_path, check=True)
+    in_store, in_folder = output_files(as_path(url)), output_files(tmp_path / "here")
+    assert in_store == in_folder
+    assert {stage for stage, _ in in_store} == {
+        "ingest",
+        "dedup",
+        "tokenizer",
+        "tokenize",
+        "mix",
+        "pretrain",
+    }
+
+
+def output_files(store: Path) -> dict[tuple[str, str], str]:
+    """Stage and file -> SHA-256 of all files of a store's outputs but the times of
+    training steps.
+    """
+    return {
+        (stage, name): entry["sha256"]
+        for stage, folder in Store(store).outputs()
+        for name, entry in folder.manifest()["files"].items()
+        if name != "metrics.jsonl"
+    }
+
+
 @pytest.mark.slow
 def test_stage_of_a_dead_driver_on_another_host_is_resumed(
     far: Runner, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +220,7 @@ def test_owner_paused_past_its_lease_does_not_commit(
     """
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.05)
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.01)
-    folder = as_path(f"s3://{BUCKET}/{tmp_path.name}/lease")
+    folder = as_path(f"{outage.url}/{tmp_path.name}/lease")
     paused = acquire(folder, lambda owner: None, lambda: True)
     assert paused is not None
     monkeypatch.setattr(leases, "is_here", lambda owner: False)

@@ -10,14 +10,15 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.chaos.network import CREDENTIALS
+from benchmarks.store_servers import object_store
+from gristmill.dataprep.runners.errors import MissingEngineError
 from tests.flows import doc_pages
 from tests.flows.doc_pages import BLOCK, MARKED, run_page
 from tests.flows.hub_stand_in import Hub, serve_hub
@@ -96,6 +97,10 @@ def push_chat_model(hub: Hub, folder: Path) -> None:
     hub.push("HuggingFaceH4/no_robots", {name: sink.getvalue()})
 
 
+STORE_PAGES = {"s3.md": ["s3"], "google-cloud-and-azure.md": ["gs", "az"]}
+"""Pages that need a bucket `shelf` -> schemes of its object stores."""
+
+
 @pytest.fixture
 def what_the_page_needs(
     page: Path,
@@ -106,11 +111,16 @@ def what_the_page_needs(
     """Start a Dask cluster, a hub or a server with a bucket, or check the sandbox, for
     pages that need it.
     """
-    if page.name == "s3.md":
-        address = f"http://127.0.0.1:{request.getfixturevalue('moto_port')}"
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
-            monkeypatch.setenv(name, value)
-        yield
+    if page.name in STORE_PAGES:
+        with ExitStack() as stack:
+            for scheme in STORE_PAGES[page.name]:
+                try:
+                    server = stack.enter_context(object_store("shelf", scheme))
+                except (ImportError, MissingEngineError) as error:
+                    pytest.skip(str(error))
+                for name, value in server.environment().items():
+                    monkeypatch.setenv(name, value)
+            yield
     elif page.name == "reach-the-ui.md":
         monkeypatch.setenv(
             "PREFECT_HOME",

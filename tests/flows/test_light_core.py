@@ -83,7 +83,12 @@ def gristmill(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize(
     ("url", "extra"),
-    [("s3://bucket/a.jsonl", "s3"), ("https://127.0.0.1:1/a.jsonl", "http")],
+    [
+        ("s3://bucket/a.jsonl", "s3"),
+        ("gs://bucket/a.jsonl", "gcs"),
+        ("az://bucket/a.jsonl", "azure"),
+        ("https://127.0.0.1:1/a.jsonl", "http"),
+    ],
 )
 def test_unsupported_url_names_the_extra(
     url: str, extra: str, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +173,10 @@ def test_core_requires_no_library_of_an_extra() -> None:
 def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
     """`others` lists libraries whose importers have messages of their own."""
     others = {
+        "adlfs": "azure",
+        "azure": "azure",
+        "gcsfs": "gcs",
+        "google": "gcs",
         "aiobotocore": "s3",
         "botocore": "s3",
         "s3fs": "s3",

@@ -18,7 +18,7 @@ import pytest
 from gristmill.core.files import as_path, read_json
 from gristmill.core.lease import FENCED
 from tests.servers import wait_for
-from tests.stores import BUCKET, Outage
+from tests.stores import Outage
 
 DRIVER = """
 import sys
@@ -96,7 +96,11 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["folder", "s3"])
+@pytest.mark.parametrize(
+    ("where", "store_server"),
+    [("folder", "s3"), ("store", "s3"), ("store", "gs"), ("store", "az")],
+    indirect=["store_server"],
+)
 def test_superseded_driver_kills_its_children_and_does_not_commit(
     where: str, outage: Outage, tmp_path: Path
 ) -> None:
@@ -108,7 +112,7 @@ def test_superseded_driver_kills_its_children_and_does_not_commit(
     store = (
         str(tmp_path / "store")
         if where == "folder"
-        else f"s3://{BUCKET}/{tmp_path.name}"
+        else f"{outage.url}/{tmp_path.name}"
     )
     with driver("one", tmp_path, store, PAUSED=str(tmp_path)) as paused:
         wait_for((tmp_path / "reached").exists, "the tenth document")

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.network import CREDENTIALS
+from benchmarks.store_servers import AWS_CREDENTIALS
 from gristmill.core.object_stores import VARIABLE
 from tests.hosts import Host, hosts, store_beside, two_hosts
 from tests.servers import wait_for
@@ -220,7 +220,7 @@ store.
 def store_environment(url: str, tmp_path: Path) -> dict[str, str]:
     """Environment of a host that reaches the object store at a URL."""
     return {
-        **CREDENTIALS,
+        **AWS_CREDENTIALS,
         "AWS_ENDPOINT_URL": url,
         VARIABLE: "10",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.network import CREDENTIALS, object_store
 from benchmarks.engines.recipe import write_corpus
 from benchmarks.public_data import language_model
+from benchmarks.store_servers import object_store
 from gristmill.core.files import sha256_file
 from gristmill.dataprep.runners.errors import MissingEngineError
 from tests.dataprep.small_models import write_word_vectors
@@ -106,12 +106,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Checksums of the output of one machine in a folder."""
     store = tmp_path_factory.mktemp("here")
-    with object_store(BUCKET) as port:
-        environment = {
-            **os.environ,
-            **CREDENTIALS,
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        }
+    with object_store(BUCKET) as server:
+        environment = {**os.environ, **server.environment()}
         for command in (
             (sys.executable, "-c", SEND, str(project.parent), BUCKET),
             (*RUN, str(project), "--no-ui", "--store", str(store)),

@@ -1,4 +1,4 @@
-"""Training on a packed set, and in a folder, of a faulty S3-compatible server: the same
+"""Training on a packed set, and in a folder, of a faulty object store: the same
 model.
 """
 
@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.chaos.network import CREDENTIALS, Network, serving
-from gristmill.core.files import as_path, create_exclusively, read_json, write_json
+from benchmarks.chaos.network import Network, serving
+from benchmarks.store_servers import StoreServer
+from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.object_stores import StoreUnavailableError
 from gristmill.mixtures.schema.engine import Engine, Stream
 from gristmill.tokenize.packed import PackedSet
@@ -28,7 +30,7 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.worker_main import write_error
-from tests.stores import BUCKET
+from tests.stores import BUCKET, store_clients
 from tests.train.jsonl import read_metrics
 
 FAULTS = ("500", "cut", "short", "flip", "hang")
@@ -42,8 +44,9 @@ class FaultyNetwork(Network):
     one request.
     """
 
-    def __init__(self, port: int) -> None:
-        super().__init__(port)
+    def __init__(self, server: StoreServer) -> None:
+        super().__init__(server.port)
+        self.url = server.url
         self.is_down = False
         self.kill_before: tuple[str, str] | None = None
         self.kill: Callable[[], None] = lambda: None
@@ -52,12 +55,9 @@ class FaultyNetwork(Network):
 
     def fault(self, method: str, path: str) -> str | None:
         """Return the fault of this request."""
-        self.requested.append((method, path.partition("?")[0]))
-        if (
-            self.kill_before is not None
-            and method == self.kill_before[0]
-            and path.endswith(self.kill_before[1])
-        ):
+        path = object_of(path)
+        self.requested.append((method, path))
+        if self.kill_before == (WRITES.get(method, method), path.partition("/one/")[2]):
             self.kill_before = None
             self.kill()
             return "cut"
@@ -66,7 +66,7 @@ class FaultyNetwork(Network):
         if (
             method != "GET"
             or not self.is_faulty
-            or not path.partition("?")[0].endswith((".bin", ".sums", ".cu"))
+            or not path.endswith((".bin", ".sums", ".cu"))
         ):
             return None
         with self.lock:
@@ -77,23 +77,32 @@ class FaultyNetwork(Network):
             return self.faults[-1]
 
 
-@pytest.fixture
-def network(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyNetwork]:
-    from gristmill.core.s3 import S3Files
+WRITES = {"POST": "PUT"}
+"""Method of Google's writes -> that of the others."""
 
-    with serving(FaultyNetwork(moto_port)) as faulty:
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": faulty.address}.items():
-            monkeypatch.setenv(name, value)
-        S3Files.clear_instance_cache()
+
+def object_of(path: str) -> str:
+    """Return the name in a request's path: after `/o/` or `name=` for Google's, else
+    the path itself.
+    """
+    address, _, query = path.partition("?")
+    name = parse_qs(query).get("name", [""])[0]
+    return name or unquote(address).rpartition("/o/")[2]
+
+
+@pytest.fixture
+def network(store_server: StoreServer) -> Iterator[FaultyNetwork]:
+    with (
+        serving(FaultyNetwork(store_server)) as faulty,
+        store_clients(store_server, faulty.address),
+    ):
         yield faulty
-    S3Files.clear_instance_cache()
 
 
 @pytest.fixture
 def stored(network: FaultyNetwork, mix_folder: Path) -> Path:
     """The packed set in the store."""
-    folder = as_path(f"s3://{BUCKET}/mix")
-    folder.fs.makedirs(BUCKET, exist_ok=True)  # type: ignore[attr-defined]
+    folder = as_path(f"{network.url}/mix")
     for path in mix_folder.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
@@ -197,9 +206,9 @@ def test_killed_training_in_a_store_resumes_to_the_same_bytes(
         pretrain_config,
         tmp_path / "disk",
     )
-    folder = as_path(f"s3://{BUCKET}/store/pretrain/one")
+    folder = as_path(f"{network.url}/store/pretrain/one")
     for path in tokenizer_folder.iterdir():
-        (as_path(f"s3://{BUCKET}/tokenizer") / path.name).write_bytes(path.read_bytes())
+        (as_path(f"{network.url}/tokenizer") / path.name).write_bytes(path.read_bytes())
     engine = {
         **Engine().model_dump(mode="json"),
         "ranks": 1,
@@ -215,7 +224,7 @@ def test_killed_training_in_a_store_resumes_to_the_same_bytes(
             "config": pretrain_config,
             "engine": engine,
             "inputs": [
-                {"stage": "tokenizer", "folder": f"s3://{BUCKET}/tokenizer"},
+                {"stage": "tokenizer", "folder": f"{network.url}/tokenizer"},
                 {"stage": "mix", "folder": str(stored)},
             ],
         },
@@ -265,38 +274,6 @@ def metrics(data: Path) -> list[dict[str, Any]]:
         {name: value for name, value in json.loads(line).items() if name not in TIMINGS}
         for line in (data / "metrics.jsonl").read_text().splitlines()
     ]
-
-
-def test_writes_of_other_processes_are_visible_at_once(
-    network: FaultyNetwork, stored: Path
-) -> None:
-    """A cached listing would hide leases and commits of other processes."""
-    import s3fs
-
-    folder = stored.parent / "lease"
-    assert create_exclusively(folder / "1.json", b"first")
-    assert [path.name for path in folder.glob("*.json")] == ["1.json"]
-    assert not (folder / "2.json").exists()
-    other_client = s3fs.S3FileSystem(skip_instance_cache=True)
-    other_client.pipe_file(f"{BUCKET}/lease/2.json", b"another's")
-    assert sorted(path.name for path in folder.glob("*.json")) == ["1.json", "2.json"]
-    assert (folder / "2.json").exists()
-    other_client.pipe_file(f"{BUCKET}/lease/2.json", b"now it is longer")
-    assert (folder / "2.json").read_bytes() == b"now it is longer"
-
-
-@pytest.mark.parametrize("content", [b"", b"whoever"])
-def test_file_in_a_store_is_created_once(
-    network: FaultyNetwork, stored: Path, content: bytes
-) -> None:
-    path = stored.parent / "once" / (content.decode() or "empty")
-    assert create_exclusively(path, content)
-    assert not create_exclusively(path, b"another" if content else b"")
-    assert path.read_bytes() == content
-    if content:
-        assert create_exclusively(path, content), (
-            "a repeated request whose answer was lost"
-        )
 
 
 def test_lost_connection_does_not_hide_its_cause(tmp_path: Path) -> None:
