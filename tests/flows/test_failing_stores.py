@@ -141,6 +141,7 @@ engine: {{workers: 1, checkpoint_every: 2}}
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(900)
 def test_killed_run_in_a_store_resumes_to_the_bytes_of_a_folder(
     outage: Outage, tmp_path: Path
 ) -> None:
@@ -160,7 +161,7 @@ def test_killed_run_in_a_store_resumes_to_the_bytes_of_a_folder(
     with subprocess.Popen(
         [*command, "--store", url], cwd=tmp_path, start_new_session=True
     ) as process:
-        wait_for(lambda: outage.refused, "the second checkpoint")
+        wait_for(lambda: outage.refused, "the second checkpoint", seconds=500)
         os.killpg(process.pid, signal.SIGKILL)
     outage.refusals = 0
     for store in (url, "here"):

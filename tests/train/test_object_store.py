@@ -191,6 +191,7 @@ attempt.
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_killed_training_in_a_store_resumes_to_the_same_bytes(
     run_stage: Any,
     network: FaultyNetwork,
