@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from tempfile import SpooledTemporaryFile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,46 +66,6 @@ class Part(NamedTuple):
 
     lengths: list[tuple[int, int]]
     content: np.ndarray
-
-
-class Cluster(Protocol):
-    """Connection to a cluster."""
-
-    fetch: Callable[[Any], Part]
-    """Turns a part that was passed to a task into its value, on a worker."""
-
-    def num_slots(self) -> int:
-        """Number of tasks that the cluster runs at the same time."""
-
-    def put(self, function: Callable[..., Any]) -> Future:
-        """Put the function of many tasks on the cluster."""
-
-    def submit(
-        self, function: Future, argument: Any, outputs: int, gpu: bool
-    ) -> list[Future]:
-        """Submit a task, whose function returns a list of `outputs` results.
-
-        Args:
-            gpu: it needs a GPU if the cluster has some.
-        """
-
-    def wait(self, futures: Sequence[Future], seconds: float | None) -> None:
-        """Wait for all tasks.
-
-        Raises:
-            TimeoutError: they did not end in time.
-            WorkerError: the cluster gave up a task, or does not answer.
-            Exception: the exception of a task.
-        """
-
-    def cancel(self, futures: Sequence[Future]) -> None:
-        """Cancel tasks."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-    def is_alive(self) -> bool:
-        """Whether the connection can run further jobs."""
 
 
 def run_by_futures(
@@ -190,7 +150,7 @@ def gather(
         while parts:
             lengths, content = fetch(parts.pop())
             start = spool.tell()
-            spool.write(content)
+            spool.write(content.data)
             for key, length in lengths:
                 places[key].append((start, length))
                 start += length
@@ -284,7 +244,7 @@ class DaskCluster:
         return sum(self._client.nthreads().values())
 
     def put(self, function: Callable[..., Any]) -> Future:
-        """See `Cluster`."""
+        """Load the function of many tasks on the cluster."""
         import cloudpickle
 
         # a task, so that it is repeated if the worker with its result dies
@@ -294,13 +254,19 @@ class DaskCluster:
     def submit(
         self, function: Future, argument: Any, outputs: int, gpu: bool
     ) -> list[Future]:
-        """See `Cluster`."""
+        """Submit a task, whose function returns a list of `outputs` results."""
         submit = partial(self._client.submit, pure=False)
         results = submit(operator.call, function, argument)
         return [submit(operator.getitem, results, place) for place in range(outputs)]
 
     def wait(self, futures: Sequence[Future], seconds: float | None) -> None:
-        """See `Cluster`."""
+        """Wait for all tasks.
+
+        Raises:
+            TimeoutError: they did not end in time.
+            WorkerError: the cluster gave up a task, or does not answer.
+            Exception: the exception of a task.
+        """
         from distributed import KilledWorker, as_completed
 
         for future in as_completed(futures, loop=self._client.loop, timeout=seconds):
@@ -318,16 +284,16 @@ class DaskCluster:
             )
 
     def cancel(self, futures: Sequence[Future]) -> None:
-        """See `Cluster`."""
+        """Cancel tasks."""
         if self.is_alive():
             self._client.cancel(futures)
 
     def close(self) -> None:
-        """See `Cluster`."""
+        """Close the connection."""
         self._client.close()
 
     def is_alive(self) -> bool:
-        """See `Cluster`."""
+        """Whether the connection can run further jobs."""
         return bool(self._client.status == "running")
 
 
@@ -387,14 +353,14 @@ class RayCluster:
         return max(1, int(num_cpus / (self._options.get("num_cpus") or 1)))
 
     def put(self, function: Callable[..., Any]) -> Future:
-        """See `Cluster`."""
+        """See `DaskCluster`."""
         check_head(self._address, HEAD_SECONDS, ENDED_ADVICE)
         return self._ray.put(function)
 
     def submit(
         self, function: Future, argument: Any, outputs: int, gpu: bool
     ) -> list[Future]:
-        """See `Cluster`."""
+        """See `DaskCluster`."""
         options = {"num_gpus": int(gpu and self._has_gpus), **self._options}
         call = self._call.options(name="gristmill", num_returns=outputs, **options)
         # Ray leaves the references to parts as they are, since they are in a list
@@ -402,7 +368,7 @@ class RayCluster:
         return [futures] if outputs == 1 else futures
 
     def wait(self, futures: Sequence[Future], seconds: float | None) -> None:
-        """See `Cluster`."""
+        """See `DaskCluster`."""
         errors = self._ray.exceptions
         deadline = None if seconds is None else time.monotonic() + seconds
         pending = list(futures)
@@ -426,17 +392,21 @@ class RayCluster:
             ) from error
 
     def cancel(self, futures: Sequence[Future]) -> None:
-        """See `Cluster`."""
+        """See `DaskCluster`."""
         for future in futures:
             self._ray.cancel(future, force=True)
 
     def close(self) -> None:
-        """See `Cluster`."""
+        """See `DaskCluster`."""
         self._ray.shutdown()
 
     def is_alive(self) -> bool:
-        """See `Cluster`."""
+        """See `DaskCluster`."""
         return bool(self._ray.is_initialized())
+
+
+Cluster = DaskCluster | RayCluster
+"""Connection to a cluster."""
 
 
 def check_head(address: str, seconds: float, advice: str) -> None:
