@@ -700,6 +700,56 @@ def prefect() -> str:
     )
 
 
+def engines() -> str:
+    """Draw a job as Beam describes it, and its execution by each engine."""
+    parts = [
+        label(
+            WIDTH / 2,
+            30,
+            "A job is described once: tasks, and a chain of steps",
+            "head",
+        )
+    ]
+    for at, (head, lines, kind) in enumerate(
+        [
+            ("tasks", ["names of shards,", "no documents"], "a"),
+            ("read", ["a shard,", "from the store"], "b"),
+            ("compute", ["kernels on whole", "Arrow batches"], "b"),
+            ("write", ["a shard and", "its record"], "b"),
+        ]
+    ):
+        x = 30 + at * 214
+        parts.append(box(x, 48, 178, 72, head, *lines, kind=kind))
+        if at:
+            parts.append(arrow((x - 36, 84), (x - 1, 84)))
+    parts.append(label(WIDTH / 2, 152, "and executed where engine.runner says", "head"))
+    rows = [
+        ("local", "Beam's own runner", "threads, processes", "a"),
+        ("engine.nodes", "local, on each host;", "tasks are claimed", "a"),
+        ("ray, dask, spark", "their own tasks", "call the same chain", "c"),
+        ("flink, dataflow", "Beam's runners,", "on Beam's workers", "d"),
+    ]
+    for at, (head, first, second, kind) in enumerate(rows):
+        x = 30 + at * 214
+        parts.append(box(x, 172, 178, 72, head, first, second, kind=kind))
+        parts.append(arrow((x + 89, 245), (x + 89, 271)))
+    parts.append(
+        box(
+            30,
+            272,
+            820,
+            44,
+            "store",
+            "the same files, byte for byte, from each of them",
+        )
+    )
+    return picture(
+        "A job's tasks and chain of steps, executed by one of several engines.",
+        334,
+        *parts,
+    )
+
+
 PICTURES = {
     "chain": chain,
     "store": store,
@@ -712,6 +762,7 @@ PICTURES = {
     "tracing": tracing,
     "training-loop": loop,
     "prefect": prefect,
+    "engines": engines,
 }
 
 

@@ -210,9 +210,9 @@ def test_datasets_are_named_by_the_conventions(
     assert lineage.dataset_name(location) == name
 
 
-@pytest.mark.parametrize("server", ["hangs", "refuses", "fails"])
-def test_broken_server_neither_fails_nor_delays_a_run(
-    server: str,
+@pytest.mark.parametrize("trouble", ["hangs", "refuses", "fails", "parent"])
+def test_broken_server_or_setting_does_not_fail_a_run(
+    trouble: str,
     toy_runner: Make,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -224,8 +224,11 @@ def test_broken_server_neither_fails_nor_delays_a_run(
             "hangs": f"http://127.0.0.1:{silent.getsockname()[1]}",
             "refuses": f"http://127.0.0.1:{free_port()}",
             "fails": url,
+            "parent": url,
         }
-        monkeypatch.setenv("OPENLINEAGE_URL", urls[server])
+        monkeypatch.setenv("OPENLINEAGE_URL", urls[trouble])
+        if trouble == "parent":
+            monkeypatch.setenv("OPENLINEAGE_PARENT_ID", "not a parent")
         with caplog.at_level(logging.WARNING, "gristmill.lineage"):
             run(session)
     (folder,) = session.store.runs.iterdir()

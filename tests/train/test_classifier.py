@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from gristmill.core.files import read_json, write_json
+from gristmill.core.files import read_json
 from gristmill.mixtures.loader import ManifestError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train import trainer
@@ -33,7 +33,8 @@ from gristmill.train.objectives.labelled_texts import LabelledTexts
 from gristmill.train.objectives.sft import AssistantTurns
 from tests.dataprep.small_models import SPECIAL, WORDS, write_tokenizer
 from tests.flows.test_begin_anywhere import made, opened
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.train import plain_tuning
+from tests.train.jsonl import write_jsonl
 
 GOOD, BAD = WORDS[:20], WORDS[20:40]
 SIZES = {
@@ -61,16 +62,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SFT = {
+    **plain_tuning.SFT,
     "task": "classify",
     "steps": 30,
-    "global_batch_size": 8,
-    "micro_batch_size": 4,
-    "log_every": 1,
     "validate_every": 15,
     "holdout": 0.2,
-    "seed": 3,
-    "schedule": {"kind": "constant", "warmup_steps": 0},
-    "optimizer": {"learning_rate": 0.003, "weight_decay": 0.0},
 }
 
 
@@ -93,13 +89,8 @@ def write_encoder(family: str, folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
-    tokens = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **{f"{name}_token": token for name, token in tokens.items()},
-        },
+    plain_tuning.write_tokenizer_config(
+        folder, cls="[CLS]", sep="[SEP]", pad="[PAD]", mask="[MASK]"
     )
     name, sizes = CONFIGS[family]
     torch.manual_seed(4)
@@ -167,7 +158,7 @@ def test_classifier_is_trained_exported_and_filters_the_next_run(folder: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
 def test_losses_equal_a_plain_loop_over_the_module(family: str, folder: Path) -> None:
-    session = opened(folder, manifest(family, steps=5))
+    session = opened(folder, manifest(family, steps=plain_tuning.STEPS))
     made(session)
     data = session.folder("sft_data").data
     start = session.folder("model").data / "model"
@@ -184,13 +175,9 @@ def test_losses_equal_a_plain_loop_over_the_module(family: str, folder: Path) ->
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             parameter.copy_(tensor_of(name, parameter.shape))
-    optimizer = torch.optim.AdamW(
-        theirs.parameters(), lr=0.003, betas=(0.9, 0.95), weight_decay=0.0
-    )
     rows = LabelledTexts(classes, PackedSet(data), SFT["seed"], torch.ones(1), 1.0)
-    losses = []
-    for step in range(5):
-        numbers = rows.order.rows(np.arange(8 * step, 8 * step + 8, dtype=np.int64))
+
+    def loss_of(numbers: np.ndarray) -> torch.Tensor:
         total = torch.zeros(())
         for number in numbers:
             batch = AssistantTurns.prepare(rows, number[None])
@@ -201,15 +188,9 @@ def test_losses_equal_a_plain_loop_over_the_module(family: str, folder: Path) ->
                     input_ids=torch.tensor([ids]), labels=torch.tensor([label])
                 ).loss
             )
-        loss = total / len(numbers)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    lines = read_metrics(session.folder("sft").data.parent)
-    ours = [line["loss"] for line in lines if "loss" in line]
-    assert ours == pytest.approx(losses, rel=1e-5)
+        return total / len(numbers)
+
+    plain_tuning.assert_equal_losses(session, theirs, rows.order, loss_of)
 
 
 @pytest.mark.slow

@@ -14,28 +14,23 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from gristmill.core.files import write_json
 from gristmill.mixtures.loader import ManifestError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.decoded_answers import DecodedAnswers
 from gristmill.train.objectives.losses import IGNORED
 from tests.flows.test_begin_anywhere import made, opened
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.train import plain_tuning
+from tests.train.jsonl import write_jsonl
 
 SPECIAL = ["<pad>", "</s>", "<unk>"]
 WORDS = [f"w{number}" for number in range(30)]
 SFT = {
+    **plain_tuning.SFT,
     "task": "text2text",
     "data": [{"path": "pairs.jsonl"}],
     "steps": 150,
-    "global_batch_size": 8,
-    "micro_batch_size": 4,
-    "log_every": 1,
     "sequence_length": 24,
-    "seed": 3,
-    "schedule": {"kind": "constant", "warmup_steps": 0},
-    "optimizer": {"learning_rate": 0.003, "weight_decay": 0.0},
 }
 
 
@@ -61,13 +56,8 @@ def folder(tmp_path: Path) -> Path:
     )
     (tmp_path / "t5").mkdir()
     tokenizer.save(str(tmp_path / "t5" / "tokenizer.json"))
-    tokens = {"eos": "</s>", "pad": "<pad>", "unk": "<unk>"}
-    write_json(
-        tmp_path / "t5" / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **{f"{name}_token": token for name, token in tokens.items()},
-        },
+    plain_tuning.write_tokenizer_config(
+        tmp_path / "t5", eos="</s>", pad="<pad>", unk="<unk>"
     )
     torch.manual_seed(4)
     config = transformers.T5Config(
@@ -118,19 +108,15 @@ def test_answers_are_learnt_and_equal_those_of_the_exported_model(folder: Path) 
 
 @pytest.mark.slow
 def test_losses_equal_a_plain_loop_over_the_module(folder: Path) -> None:
-    session = opened(folder, manifest(steps=5))
+    session = opened(folder, manifest(steps=plain_tuning.STEPS))
     made(session)
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(
         folder / "t5", dtype=torch.float32
     ).eval()
-    optimizer = torch.optim.AdamW(
-        theirs.parameters(), lr=0.003, betas=(0.9, 0.95), weight_decay=0.0
-    )
     packed = PackedSet(session.folder("sft_data").data)
     turns = DecodedAnswers(packed, SFT["seed"], torch.ones(33), 1.0)
-    losses = []
-    for step in range(5):
-        rows = turns.order.rows(np.arange(8 * step, 8 * step + 8, dtype=np.int64))
+
+    def loss_of(rows: np.ndarray) -> torch.Tensor:
         nll = torch.zeros(())
         for row in rows:
             batch = turns.prepare(row[None])
@@ -141,15 +127,9 @@ def test_losses_equal_a_plain_loop_over_the_module(folder: Path) -> None:
             nll = nll + torch.nn.functional.cross_entropy(
                 logits, labels, ignore_index=IGNORED, reduction="sum"
             )
-        loss = nll / turns.weight(rows)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    lines = read_metrics(session.folder("sft").data.parent)
-    ours = [line["loss"] for line in lines if "loss" in line]
-    assert ours == pytest.approx(losses, rel=1e-5)
+        return nll / turns.weight(rows)
+
+    plain_tuning.assert_equal_losses(session, theirs, turns.order, loss_of)
 
 
 def test_encoder_decoder_is_not_tuned_on_conversations(folder: Path) -> None:

@@ -16,6 +16,7 @@ from gristmill.mixtures.schema.evaluation import Export
 from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import LoraLinear
 from gristmill.train.generation.scheduler import generate
+from gristmill.train.models import transformers_decoder
 from gristmill.train.models.gguf_model import GgufError
 from gristmill.train.models.hf_configs import UnknownArchitectureError
 from gristmill.train.models.model_config import TransformersShape
@@ -23,6 +24,7 @@ from gristmill.train.models.transformers_decoder import (
     LogitMap,
     NotCausalError,
     check_module,
+    module_of,
 )
 from gristmill.train.models.weights import (
     WeightsError,
@@ -72,6 +74,26 @@ def test_logits_and_exported_files_are_those_of_transformers(
     assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
     assert read_json(out / "config.json") == read_json(published / "config.json")
     assert torch.equal(hf_model(out)(ids, use_cache=False).logits, expected)
+
+
+def test_published_model_is_built_once_while_it_opens(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save_tiny_decoder("gpt2", tmp_path)
+    built: list[str] = []
+
+    def count(config: Any) -> Any:
+        built.append(config["model_type"])
+        return module_of(config)
+
+    monkeypatch.setattr(transformers_decoder, "module_of", count)
+    transformers_decoder._without_weights.cache_clear()
+    first, second = load_model(tmp_path), load_model(tmp_path)
+    assert built == ["gpt2"]
+    assert not {*first.parameters()} & {*second.parameters()}
+    state = second.state_dict()
+    assert all(torch.equal(state[name], x) for name, x in first.state_dict().items())
+    assert first.state_dict().keys() == state.keys()
 
 
 @pytest.mark.parametrize("family", PARAMETRISED)

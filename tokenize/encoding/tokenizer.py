@@ -328,11 +328,7 @@ def load(folder: Path) -> TextTokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    eos, pad = end_and_pad(tokenizer, configured_end_of_text(folder, tokenizer))
-    if eos is None or pad is None:
-        raise TokenizerError(
-            f"{path} has no token that ends a text; run the tokenizer stage again"
-        )
+    eos, pad = read_end_and_pad(folder, tokenizer)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     counted = folder / "token_bytes.npy"
     if counted.exists():
@@ -350,6 +346,24 @@ def load(folder: Path) -> TextTokenizer:
         token_bytes,
         sha256_file(path),
     )
+
+
+def read_end_and_pad(folder: Path, tokenizer: Tokenizer) -> tuple[str, str]:
+    """Tokens that end a text and that fill a row: `eos_token` of a folder's
+    tokenizer_config.json ends one if it is in the vocabulary.
+
+    Raises:
+        TokenizerError: no token ends a text.
+    """
+    token = configured_tokens(folder).get("eos_token", "")
+    is_known = tokenizer.token_to_id(token) is not None
+    eos, pad = end_and_pad(tokenizer, token if is_known else None)
+    if eos is None or pad is None:
+        raise TokenizerError(
+            f"{folder / TOKENIZER_FILE} has no token that ends a text; run the "
+            "tokenizer stage again"
+        )
+    return eos, pad
 
 
 def configured_tokens(folder: Path) -> dict[str, str]:
@@ -382,14 +396,6 @@ def published_template(folder: Path) -> str | None:
     return template or None
 
 
-def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:
-    """`eos_token` of a folder's tokenizer_config.json if it is in the vocabulary, else
-    None.
-    """
-    token = configured_tokens(folder).get("eos_token")
-    return token if token and tokenizer.token_to_id(token) is not None else None
-
-
 def read_prompt_tokenizer(folder: Path, follows_end: bool | None) -> Tokenizer:
     """Read the tokenizer of a folder so that `encode(text)` begins with what stood
     before each text when the model was trained.
@@ -399,6 +405,9 @@ def read_prompt_tokenizer(folder: Path, follows_end: bool | None) -> Tokenizer:
         follows_end: True or False for a model that was trained here, on texts that
             follow an end of text or nothing; None for a published one, whose
             tokenizer.json says what is added.
+
+    Raises:
+        TokenizerError: no token of a model that was trained here ends a text.
     """
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
@@ -407,8 +416,8 @@ def read_prompt_tokenizer(folder: Path, follows_end: bool | None) -> Tokenizer:
         (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
     )
     if follows_end is not None:
-        end, _ = end_and_pad(tokenizer, configured_end_of_text(folder, tokenizer))
-        start = [(end, tokenizer.token_to_id(end))] if end and follows_end else []
+        end, _ = read_end_and_pad(folder, tokenizer)
+        start = [(end, tokenizer.token_to_id(end))] if follows_end else []
         before = [token for token, _ in start]
         tokenizer.post_processor = TemplateProcessing(
             single=[*before, "$A"],

@@ -115,15 +115,16 @@ def with_tokenizer(
     """
     from gristmill.tokenize.encoding.tokenizer import (
         configured_tokens,
-        load,
+        read_end_and_pad,
         read_prompt_tokenizer,
+        special_ids,
     )
 
-    text = load(folder)
     tokenizer = read_prompt_tokenizer(folder, model.shape.follows_end)
     begin = tokenizer.decode(tokenizer.encode("").ids, skip_special_tokens=False)
+    end = tokenizer.get_vocab()[read_end_and_pad(folder, tokenizer)[0]]
     bos = configured_tokens(folder).get("bos_token", "")
-    start = text.special_ids.get(bos, text.eos)
+    start = special_ids(tokenizer).get(bos, end)
 
     def encode(string: str) -> list[int]:
         return tokenizer.encode(string, add_special_tokens=False).ids
@@ -136,7 +137,7 @@ def with_tokenizer(
         return tokenizer.decode(list(ids), skip_special_tokens=True)
 
     chat = Chat(folder, clock) if (folder / TEMPLATE_FILE).exists() else None
-    return LanguageModel(model, encode, prompt, decode, start, text.eos, chat, world)
+    return LanguageModel(model, encode, prompt, decode, start, end, chat, world)
 
 
 def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:

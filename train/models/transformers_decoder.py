@@ -11,9 +11,11 @@ module is built.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
@@ -312,8 +314,7 @@ def auto_class_of(config: ConfigJson) -> AutoClass:
 def module_shape(config: ConfigJson, files: ConfigJson) -> TransformersShape:
     """Shape of a config.json that transformers can load, and of other JSON files."""
     kind = auto_class_of(config).kind
-    with torch.device("meta"):
-        model = module_of(config)
+    model = _without_weights(json.dumps(config))
     text = model.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     heads = getattr(text, "num_attention_heads", None) or 0
@@ -382,15 +383,11 @@ def module_of(config: ConfigJson) -> Any:
     return model.eval()
 
 
-def build_module(
-    shape: TransformersShape, base: type[TransformersModule]
-) -> TransformersModule:
-    """Build a module with parameters on the meta device, and with its buffers, which
-    files do not have, on the CPU.
-
-    Args:
-        shape: of the module.
-        base: its calling convention.
+@lru_cache(maxsize=1)
+def _without_weights(config: str) -> Any:
+    """Model of transformers of the text of a config.json, with its parameters on the
+    meta device, and with its buffers, which files do not have, on the CPU. It is built
+    once while a model is opened; callers do not change it.
     """
 
     def without_memory(
@@ -401,9 +398,22 @@ def build_module(
     hook = nn.modules.module.register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
     try:
         with torch.device("cpu"):
-            model = module_of(shape.config)
+            return module_of(json.loads(config))
     finally:
         hook.remove()
+
+
+def build_module(
+    shape: TransformersShape, base: type[TransformersModule]
+) -> TransformersModule:
+    """Build a module with parameters on the meta device, and with its buffers, which
+    files do not have, on the CPU.
+
+    Args:
+        shape: of the module.
+        base: its calling convention.
+    """
+    model = deepcopy(_without_weights(json.dumps(shape.config)))
     kind = type(model)
     takes = inspect.signature(kind.forward).parameters
     model.__class__ = type(kind.__name__, (base, kind), {"__module__": kind.__module__})
@@ -446,8 +456,8 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 
-    with torch.device("meta"):
-        rules = get_model_conversion_mapping(module_of(shape.config), add_legacy=False)
+    model = _without_weights(json.dumps(shape.config))
+    rules = get_model_conversion_mapping(model, add_legacy=False)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     conversions = [rule for rule in rules if rule not in renamings]
     tensors, stored_names = ModelTensors(folder), dict[str, str]()
