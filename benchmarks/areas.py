@@ -120,6 +120,7 @@ OPTIONS = {
     "outages": ("folder",),
     "sizes": ("model",),
     "chain": ("documents", "folder", "flame"),
+    "engines": ("megabytes", "engines", "folder"),
 }
 """Area -> options that its functions take."""
 FLOORS: dict[str, Options] = {
@@ -163,7 +164,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "chaos": ("dataprep", "flows", "tokenize", "train", "benchmarks/chaos"),
     "dataprep": ("dataprep", "benchmarks/dataprep"),
     "dialects": ("dataprep/filters", "benchmarks/dataprep/dialects.py"),
-    "engines": ("dataprep/runners", "benchmarks/engines"),
+    "engines": ("dataprep/runners", "flows/running", "benchmarks/engines"),
     "floors": ("dataprep", "tokenize", "train", "benchmarks"),
     "models": (
         "dataprep/llm",

@@ -24,7 +24,29 @@ SHORTEST, LONGEST = 80, 1500
 """Characters of a paragraph."""
 PIECE_CHARACTERS = 1500
 SUFFIXES = (".py", ".rst", ".md", ".txt", ".html")
+SOURCE_SUFFIXES = (
+    ".py",
+    ".pyi",
+    ".h",
+    ".hpp",
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cu",
+    ".cuh",
+    ".go",
+    ".java",
+    ".js",
+    ".ts",
+    ".pl",
+    ".pm",
+    ".tcl",
+    ".vim",
+)
 DEBIAN_DOCUMENTATION = "/usr/share/doc"
+SYSTEM_SOURCES = ("/usr/include", "/usr/share", "/usr/lib")
+GO_MODULES = "~/go/pkg/mod"
+"""Default folder of Go's modules."""
 CORPUS = "documentation of installed packages"
 """Name in notes of `documentation` and `paragraphs`."""
 PAGES_CORPUS = "documentation and sources of installed packages"
@@ -106,15 +128,11 @@ def _documentation() -> Iterator[str]:
 
 def _pages() -> Iterator[str]:
     """Return the documentation of each file, and as many pieces of source and one
-    more.
+    more; then all other sources.
     """
     seen: set[int] = set()
-    folders = (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        DEBIAN_DOCUMENTATION,
-    )
-    for suffix, text in _files(folders, SUFFIXES):
+    packages = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+    for suffix, text in _files((*packages, DEBIAN_DOCUMENTATION), SUFFIXES):
         if suffix != ".py":
             yield from _pieces(
                 _prose([TAGS.sub("", text) if suffix == ".html" else text]), seen
@@ -125,6 +143,9 @@ def _pages() -> Iterator[str]:
         yield from islice(
             _pieces(BLANK_LINES.split(DOCSTRING.sub("", text)), seen), len(prose) + 1
         )
+    others = (*packages, *SYSTEM_SOURCES, str(Path(GO_MODULES).expanduser()))
+    for _, text in _files(others, SOURCE_SUFFIXES):
+        yield from _pieces(BLANK_LINES.split(text), seen)
 
 
 def _prose(texts: Iterable[str]) -> Iterator[str]:

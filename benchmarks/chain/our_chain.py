@@ -20,9 +20,11 @@ from benchmarks.chain.pages import Corpus, Pages, kind_of
 from benchmarks.measuring import MemorySampler, proportional_bytes
 from benchmarks.public_data import language_model
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.base import DumpedSection, RawSection
+from gristmill.mixtures.base import DumpedSection, Options, RawSection
 
 WORKERS = 2
+LOCAL: Options = {"workers": WORKERS}
+"""Section `engine`: the local runner."""
 VOCABULARY = 32_000
 TRAINING_PAGES = 4000
 """Pages on which the tokenizer and the classifier are trained before any
@@ -211,6 +213,7 @@ def write_chain(
     models: Models,
     settings: RawSection,
     packed: bool = True,
+    engine: Options = LOCAL,
 ) -> Chain:
     """Write the manifest of the chain over a corpus.
 
@@ -221,6 +224,7 @@ def write_chain(
         settings: the steps in their order, each with its section; models are added.
         packed: if true, it ends with packed shards; else with the kept documents, as
             JSON lines.
+        engine: its section of the manifest.
     """
     folder.mkdir(parents=True, exist_ok=True)
     models_of: dict[str, RawSection] = {
@@ -241,7 +245,7 @@ def write_chain(
             {step: {**section, **models_of.get(step, {})}}
             for step, section in settings.items()
         ],
-        "engine": {"workers": WORKERS},
+        "engine": dict(engine),
     }
     if packed:
         manifest["tokenizer"] = {"path": str(models.tokenizer)}

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -37,9 +38,11 @@ CHECKOUT = str(Path(__file__).resolve().parents[2])
 SPARK_SETTINGS = {
     "spark.driver.memory": EXECUTOR_MEMORY,
     "spark.executor.memory": EXECUTOR_MEMORY,
-    "spark.executor.cores": "1",
     "spark.executorEnv.PYTHONPATH": CHECKOUT,
 }
+
+REGISTERED = "Successfully registered with master"
+"""What a worker of Spark logs when it can start executors."""
 
 FLINK_SETTINGS = """\
 jobmanager.rpc.address: 127.0.0.1
@@ -260,9 +263,9 @@ def start_ray(folder: Path) -> Cluster:
     return cluster
 
 
-def start_spark(folder: Path) -> Cluster:
-    """Start a master and two workers of Spark's standalone cluster, each Java with
-    little memory.
+def start_spark(folder: Path, workers: int = 2, cores: int = 1) -> Cluster:
+    """Start a master and workers of Spark's standalone cluster, each Java with little
+    memory; each worker starts an executor with all its cores.
     """
     if shutil.which("java") is None:
         raise MissingEngineError("spark: needs java, which is not on this machine")
@@ -271,8 +274,12 @@ def start_spark(folder: Path) -> Cluster:
     port = free_port()
     master = f"spark://127.0.0.1:{port}"
     cluster = Cluster(
-        {"runner": "spark", "address": master, "options": SPARK_SETTINGS},
-        "a master and two workers",
+        {
+            "runner": "spark",
+            "address": master,
+            "options": {**SPARK_SETTINGS, "spark.executor.cores": str(cores)},
+        },
+        f"a master and workers with {workers} x {cores} cores",
     )
     environment = {
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -292,7 +299,7 @@ def start_spark(folder: Path) -> Cluster:
         **environment,
     )
     wait_until(lambda: answers(port))
-    for number in range(2):
+    for number in range(workers):
         cluster.start(
             folder,
             program_path,
@@ -302,7 +309,7 @@ def start_spark(folder: Path) -> Cluster:
             "--webui-port",
             "0",
             "--cores",
-            "1",
+            str(cores),
             "--memory",
             "512m",
             "--work-dir",
@@ -310,6 +317,8 @@ def start_spark(folder: Path) -> Cluster:
             master,
             **environment,
         )
+    log = folder / "cluster.log"
+    wait_until(lambda: log.read_text().count(REGISTERED) == workers)
     return cluster
 
 
@@ -402,6 +411,7 @@ ENGINES: Mapping[str, Callable[[Path], Cluster]] = {
     "ray": start_ray,
     "dask": start_dask,
     "spark": start_spark,
+    "spark-host": partial(start_spark, workers=1, cores=2),
     "flink": start_flink,
     "flink-external": start_flink_external,
 }

@@ -1,102 +1,209 @@
-"""Cost of each engine for a small corpus, with a worker killed meanwhile, against the
-local runner.
+"""Cost of each engine for a whole chain over real text, against the local runner with
+two workers.
 
-All times are of the same stages in the same order, from this process, with the engine
-already running on the loopback address. They are mostly the time to start: the corpus
-has 64 documents. Memory is the largest sum of resident bytes of this process and its
-descendants, in which shared pages count for each.
+The chain is that of `bench chain` with gristmill's own settings: ingest, filter, dedup,
+langid, quality, tokenize, mix; by a user's command without Prefect, with the engine
+already running on the loopback address. Its corpus is real, distinct text. Times of
+processors and memory are those of all processes of the command and of the engine
+(`process_watch.py`).
 """
 
 from __future__ import annotations
 
-import os
+import math
+import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from benchmarks.engines.clusters import ENGINES, running
-from benchmarks.engines.recipe import run_stages, write_corpus
-from benchmarks.measuring import MemorySampler, Row, resident_bytes, row
-from gristmill.core.processes import descendants_cpu_seconds
+from benchmarks.chain.our_chain import (
+    LOCAL,
+    OWN,
+    Chain,
+    Models,
+    make_models,
+    write_chain,
+)
+from benchmarks.chain.pages import Corpus, write_corpus
+from benchmarks.chain.peers import fresh
+from benchmarks.engines.clusters import running
+from benchmarks.engines.process_watch import Usage, Watch
+from benchmarks.measuring import Row, cost_row, row
 from gristmill.dataprep.runners.errors import MissingEngineError
+from gristmill.mixtures.base import Options
 
-SAMPLE_SECONDS = 0.5
-KILLED_IN = "annotate"
-MEGABYTE = 1e6
+MEGABYTES = (60,)
+"""Smallest corpus whose work outweighs the start of its processes."""
+DOCUMENTS_PER_MEGABYTE = 655
+WARM = 600
+"""Pages of a corpus that compiles kernels before any measurement."""
+MOST_MEMORY = 1.5
+"""Most memory against the local runner."""
+MEGA = 1e6
 
 
-class Run(NamedTuple):
-    """A run of all stages: SHA-256 of each output file, and seconds by the clock and of
-    all processors.
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of an engine.
+
+    Attributes:
+        cluster: its name in `clusters.ENGINES`.
+        cpu: most processor time against the local runner, by the MB of the corpus from
+            which it holds.
+        first_byte_seconds: most time from the command to the first byte of a document.
     """
 
-    sums: dict[str, str]
-    seconds: float
-    cpu_seconds: float
+    cluster: str
+    cpu: Mapping[int, float]
+    first_byte_seconds: float | None
 
 
-def rows() -> Iterator[Row]:
-    """Measure seconds of wall and CPU against a local worker, memory, and equality of
-    the bytes.
+BOUNDS = {
+    "ray": Bounds("ray", {300: 1.3, 900: 1.15}, 10.0),
+    "dask": Bounds("dask", {300: 1.3, 900: 1.15}, 10.0),
+    "spark": Bounds("spark-host", {300: 1.3, 900: 1.15}, 20.0),
+    "flink": Bounds("flink-external", {300: 2.0}, None),
+}
+"""Engines in the order of their rows."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Usage of a run of the chain, and its output: path -> checksum and size."""
+
+    usage: Usage
+    files: Mapping[str, object]
+
+
+def rows(
+    megabytes: Sequence[int] = MEGABYTES,
+    engines: Sequence[str] = tuple(BOUNDS),
+    folder: Path | None = None,
+) -> Iterator[Row]:
+    """Measure processor time by part, memory and start of each engine, and the growth
+    of the processor time.
+
+    Args:
+        megabytes: sizes of corpora.
+        engines: their names.
+        folder: work folder; a temporary one if None. Models and corpora in it are used
+            again.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        manifest = write_corpus(folder / "corpus")
-        run_stages(manifest, folder / "warm", workers=1)  # compiles kernels
-        local = timed(lambda: run_stages(manifest, folder / "local", workers=1))
-        for name in ENGINES:
-            yield from engine_rows(name, manifest, folder / name, local)
-
-
-def engine_rows(name: str, manifest: Path, folder: Path, local: Run) -> Iterator[Row]:
-    """Measure an engine."""
-    folder.mkdir()
-    kill_file = manifest.with_name("kill")
-
-    def kill_worker(stage: str) -> None:
-        if stage == KILLED_IN:
-            kill_file.touch()
-
-    sampler = MemorySampler(os.getpid(), resident_bytes, SAMPLE_SECONDS)
-    try:
-        with running(name, folder) as cluster, sampler:
-            run = timed(
-                lambda: run_stages(manifest, folder, kill_worker, **cluster.engine)
-            )
-    except MissingEngineError as error:
-        yield row(f"{name}: all stages", None, local.seconds, "s", str(error))
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="gristmill-engines-") as temporary:
+            yield from rows(megabytes, engines, Path(temporary))
         return
-    verdict = "the same bytes" if run.sums == local.sums else "OTHER BYTES"
-    happened = (
-        f"a worker was killed in {KILLED_IN}; {verdict}"
-        if not kill_file.exists()
-        else "no worker was killed"
+    models = make_models(folder / "models")
+    if models is None:
+        yield row("engines", None, None, "s", "there is no language model here")
+        return
+    measure(folder / "warm", write_corpus(folder / "corpus-warm", WARM), models)
+    previous: dict[str, tuple[Corpus, Measured]] = {}
+    for size in sorted(megabytes):
+        corpus = write_corpus(folder / f"corpus-{size}", size * DOCUMENTS_PER_MEGABYTE)
+        local = measure(folder / "local", corpus, models)
+        sides = {"local": local}
+        for name in engines:
+            try:
+                with running(BOUNDS[name].cluster, fresh(folder / name)) as cluster:
+                    sides[name] = measure(
+                        folder / name / "chain", corpus, models, cluster.engine
+                    )
+            except MissingEngineError as error:
+                yield row(f"{name}, {size} MB", None, None, "s", str(error))
+                continue
+            yield from engine_rows(name, corpus, sides[name], local)
+            shutil.rmtree(folder / name)
+        for name, measured in sides.items():
+            if name in previous:
+                yield exponent_row(name, *previous[name], corpus, measured)
+            previous[name] = corpus, measured
+
+
+def measure(
+    folder: Path,
+    corpus: Corpus,
+    models: Models,
+    engine: Options = LOCAL,
+) -> Measured:
+    """Run the chain in an empty store with an engine, the local runner by default."""
+    chain = write_chain(fresh(folder), corpus, models, OWN, engine=engine)
+    with Watch(chain.store / "ingest") as watch:
+        chain.run("--no-ui")
+    return Measured(watch.usage(), committed_files(chain))
+
+
+def committed_files(chain: Chain) -> dict[str, object]:
+    """Return the recorded files of all outputs."""
+    session = chain.session()
+    return {
+        f"{stage}/{name}": entry
+        for stage in session.plan
+        for name, entry in session.folder(stage).manifest()["files"].items()
+    }
+
+
+def engine_rows(
+    name: str, corpus: Corpus, measured: Measured, local: Measured
+) -> Iterator[Row]:
+    """Return the rows of an engine on a corpus."""
+    size = corpus.text_bytes / MEGA
+    title = f"{name}, {size:.0f} MB"
+    bounds = BOUNDS[name]
+    ours, peer = measured.usage, local.usage
+    verdict = "the same bytes" if measured.files == local.files else "OTHER BYTES"
+    limits = [limit for start, limit in bounds.cpu.items() if size > 0.9 * start]
+    yield cost_row(
+        f"{title}: CPU",
+        ours.cpu_seconds,
+        peer.cpu_seconds,
+        "s",
+        f"{verdict}; {ours.seconds:.1f} s by the clock, local {peer.seconds:.1f} s",
+        floor=1 / min(limits) if limits else None,
     )
-    stages_row = row(
-        f"{name}: all stages", run.seconds, local.seconds, "s", cluster.description
+    for part, seconds in sorted(ours.part_seconds.items(), key=lambda item: -item[1]):
+        yield row(
+            f"{title}: CPU of {part}",
+            seconds,
+            peer.part_seconds.get(part),
+            "s",
+            f"{ours.part_processes[part]} processes",
+        )
+    yield cost_row(
+        f"{title}: memory",
+        ours.peak_bytes / MEGA,
+        peer.peak_bytes / MEGA,
+        "MB",
+        ", ".join(
+            f"{part} {size / MEGA:.0f}" for part, size in ours.peak_parts.items()
+        ),
+        floor=1 / MOST_MEMORY,
     )
-    yield replace(stages_row, happened=happened)
-    yield row(f"{name}: all stages, of CPU", run.cpu_seconds, local.cpu_seconds, "s")
-    yield row(f"{name}: memory of all processes", sampler.peak / MEGABYTE, None, "MB")
+    if bounds.first_byte_seconds is not None:
+        yield cost_row(
+            f"{title}: first byte",
+            ours.first_byte_seconds,
+            bounds.first_byte_seconds,
+            "s",
+            f"peer: the bound; local {peer.first_byte_seconds:.1f} s",
+            floor=1.0,
+        )
 
 
-def timed(run: Callable[[], dict[str, str]]) -> Run:
-    """Time a run of all stages."""
-    start, cpu_start = time.perf_counter(), cpu_seconds()
-    sums = run()
-    return Run(sums, time.perf_counter() - start, cpu_seconds() - cpu_start)
-
-
-def cpu_seconds() -> float:
-    """Return seconds of CPU of this process and its descendants."""
-    own = os.times()
-    return (
-        own.user
-        + own.system
-        + own.children_user
-        + own.children_system
-        + descendants_cpu_seconds(os.getpid())
+def exponent_row(
+    name: str,
+    corpus: Corpus,
+    measured: Measured,
+    larger_corpus: Corpus,
+    larger: Measured,
+) -> Row:
+    """Return the exponent of processor time by size between two corpora."""
+    exponent = math.log(
+        larger.usage.cpu_seconds / measured.usage.cpu_seconds
+    ) / math.log(larger_corpus.text_bytes / corpus.text_bytes)
+    title = (
+        f"{name}, {corpus.text_bytes / MEGA:.0f} to "
+        f"{larger_corpus.text_bytes / MEGA:.0f} MB: exponent"
     )
+    return row(title, exponent, None, "of CPU by size")

@@ -83,7 +83,6 @@ def carry(function: Function) -> Function:
         return function
     import cloudpickle
 
-    digest, _ = package()
     wheel = _send_package(store)
     local_paths = sorted(set(_local_files(function, store)))
     files = {
@@ -100,7 +99,7 @@ def carry(function: Function) -> Function:
     }
     job: worker_bootstrap.Job = {
         "store": str(store),
-        "package": digest,
+        "package": package_digest(),
         "wheel": wheel,
         "files": files,
         "folders": folders,
@@ -137,14 +136,13 @@ def _bootstrap_source() -> tuple[str, str]:
 
 @cache
 def _send_package(store: Path) -> str:
-    """Write the wheel to a store, once per process; returns its name below the
+    """Write the wheel to a store, unless it is there; returns its name below the
     store.
     """
-    digest, wheel = package()
-    name = f"{FOLDER}/{digest}/gristmill-{_version()}-py3-none-any.whl"
+    name = f"{FOLDER}/{package_digest()}/gristmill-{_version()}-py3-none-any.whl"
     if not (store / name).exists():
         with atomic_write(store / name) as sink:
-            sink.write(wheel)
+            sink.write(package_wheel())
     return name
 
 
@@ -262,14 +260,22 @@ def _local_files(function: Function, store: Path) -> Iterator[Path]:
             yield path
 
 
-@cache
-def package() -> tuple[str, bytes]:
-    """Digest of this package as installed here, and a wheel of it."""
-    files = list(
+def package_files() -> list[tuple[str, Path]]:
+    """Files of this package as installed here, with their names in a wheel."""
+    return list(
         worker_bootstrap.files_of(list(sys.modules[worker_bootstrap.PACKAGE].__path__))
     )
-    digest = worker_bootstrap.digest_of(iter(files))
-    contents = {name: path.read_bytes() for name, path in files}
+
+
+@cache
+def package_digest() -> str:
+    """Digest of this package as installed here."""
+    return worker_bootstrap.digest_of(iter(package_files()))
+
+
+def package_wheel() -> bytes:
+    """Wheel of this package as installed here."""
+    contents = {name: path.read_bytes() for name, path in package_files()}
     about = f"gristmill-{_version()}.dist-info"
     try:
         metadata = importlib.metadata.distribution("gristmill").read_text("METADATA")
@@ -293,7 +299,7 @@ def package() -> tuple[str, bytes]:
             archive.writestr(
                 zipfile.ZipInfo(name, EARLIEST), content, zipfile.ZIP_DEFLATED
             )
-    return digest, sink.getvalue()
+    return sink.getvalue()
 
 
 def _version() -> str:

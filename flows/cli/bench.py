@@ -38,8 +38,8 @@ def bench(
         Path | None,
         Option(
             metavar="DIR",
-            help="For bounds, chain, scale and chaos: working folder; chaos resumes in "
-            "it.",
+            help="For bounds, chain, scale, chaos and engines: working folder; chaos "
+            "resumes in it.",
         ),
     ] = None,
     at_once: Annotated[
@@ -59,6 +59,23 @@ def bench(
             "corpus, may be given several times; 5000 and 70000, or 650,000 and "
             "6,500,000 of 4.8 kB if absent.",
             min=10,
+        ),
+    ] = None,
+    megabytes: Annotated[
+        list[int] | None,
+        Option(
+            metavar="N",
+            help="For engines: size of a corpus, may be given several times; 60 if "
+            "absent.",
+            min=1,
+        ),
+    ] = None,
+    engines: Annotated[
+        list[str] | None,
+        Option(
+            "--engine",
+            metavar="NAME",
+            help="For engines: only this one, may be given several times.",
         ),
     ] = None,
     model: Annotated[
@@ -102,6 +119,8 @@ def bench(
         "folder": folder,
         "at_once": at_once,
         "documents": sizes,
+        "megabytes": megabytes,
+        "engines": engines,
         "model": model,
         "flame": flame,
     }

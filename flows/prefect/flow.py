@@ -47,10 +47,10 @@ from gristmill.flows.prefect.reporting import (
     publishing_refusal,
 )
 from gristmill.flows.running.events import StageFailed, Subscriber
-from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.recorded_run import run_recorded
 from gristmill.flows.running.run import Runner, RunStoppedError, StageFailedError
 from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.stage_server import StageServer
 from gristmill.flows.stages.registry import LAST
 
 TRAINING_TAG = "gristmill-training"
@@ -161,7 +161,7 @@ def run_in_flow(
     stages: list[str],
     force: frozenset[str],
     subscribers: Sequence[Subscriber],
-    server: ForkServer | None,
+    server: StageServer | None,
 ) -> Path:
     """`run_recorded` in a flow run of this process.
 
@@ -202,7 +202,7 @@ def _run(
     stages: list[str],
     force: frozenset[str],
     subscribers: Sequence[Subscriber],
-    server: ForkServer | None,
+    server: StageServer | None,
     training_deployment: str = "",
 ) -> str:
     """Run stages as tasks that wait for their inputs, and return the folder of the

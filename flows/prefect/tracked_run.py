@@ -10,10 +10,10 @@ from gristmill.flows.prefect.choose_prefect import (
     choose_tracking,
 )
 from gristmill.flows.running.events import RunNotice, Subscriber, to_all
-from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.missing_libraries import is_installed
 from gristmill.flows.running.recorded_run import run_recorded
 from gristmill.flows.running.session import Session
+from gristmill.flows.running.stage_server import StageServer
 
 
 def run_tracked(
@@ -21,7 +21,7 @@ def run_tracked(
     stages: list[str],
     force: frozenset[str],
     subscribers: Sequence[Subscriber],
-    server: ForkServer | None = None,
+    server: StageServer | None = None,
 ) -> Path:
     """`run_recorded` in Prefect's flow if a Prefect server is running, else without."""
     if not is_installed("prefect"):  # the extra `ui`

@@ -18,10 +18,10 @@ from gristmill.core.object_stores import until_interrupted
 from gristmill.core.secrets import mask_text
 from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.events import RunEnded, RunStarted, Subscriber, to_all
-from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.recorded_run import run_recorded
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
+from gristmill.flows.running.stage_server import StageServer
 from gristmill.mixtures.yaml_text import join_first
 
 STORE_ADVICE = {
@@ -36,7 +36,7 @@ SHOWN_NAMES = 3
 """Unwritten files named in a message."""
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 Run = Callable[
-    [Session, list[str], frozenset[str], Sequence[Subscriber], ForkServer | None], Path
+    [Session, list[str], frozenset[str], Sequence[Subscriber], StageServer | None], Path
 ]
 """Function that runs stages, like `run_recorded`."""
 

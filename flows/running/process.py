@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from gristmill.core.files import is_local
@@ -122,7 +123,7 @@ class StageProcess:
     `secrets` holds the part of the stage's description split off by
     `core.secrets.split_secrets`. With a `server`, the process is forked from it after
     importing `imports`. Otherwise it runs a module (`EXECUTE` by default) with the
-    folder and further `arguments`.
+    folder and further `arguments`. `environment` is added to that of this process.
     """
 
     def __init__(
@@ -135,9 +136,11 @@ class StageProcess:
         module: str = EXECUTE,
         arguments: Sequence[str] = (),
         imports: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         environment = {
             **os.environ,
+            **environment,
             "GRISTMILL_PARENT": str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
             "PYTHONHASHSEED": "0",

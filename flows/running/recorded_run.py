@@ -11,11 +11,11 @@ from pathlib import Path
 
 from gristmill.flows.report.prerender import prerenderer
 from gristmill.flows.running.events import RunRecorded, Subscriber, to_all
-from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.scheduler import Pending, jobs_of, run_jobs
 from gristmill.flows.running.session import Session
+from gristmill.flows.running.stage_server import StageServer
 
 Start = Callable[[Runner, str, int], Pending]
 """(runner, stage, workers) -> the future of the started stage."""
@@ -27,7 +27,7 @@ def run_recorded(
     stages: list[str],
     force: frozenset[str],
     subscribers: Sequence[Subscriber],
-    server: ForkServer | None = None,
+    server: StageServer | None = None,
     start: Start | None = None,
 ) -> Path:
     """Run stages, and return the folder of the run's record.

@@ -10,8 +10,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from gristmill.flows.running.events import (
     parse_event,
 )
 from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
-from gristmill.flows.running.fork_server import ForkServer, ForkServerError
+from gristmill.flows.running.fork_server import ForkServerError
 from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
 from gristmill.flows.running.output_identities import (
     alias_of,
@@ -41,7 +41,7 @@ from gristmill.flows.running.output_identities import (
     settle_from_store,
 )
 from gristmill.flows.running.process import Event, StageProcess
-from gristmill.flows.running.stage_server import is_forkable
+from gristmill.flows.running.stage_server import StageServer, is_forkable
 from gristmill.flows.stages.plan import Node, Plan
 from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.schema.pretrain import HOW_KEYS
@@ -120,7 +120,7 @@ class Runner:
     resume_command: str
     repair_command: str = REPAIR
     gc_command: str = "gristmill gc"
-    server: ForkServer | None = None
+    server: StageServer | None = None
     processes: RunningProcesses = field(default_factory=RunningProcesses)
     _settling: threading.Lock = field(default_factory=threading.Lock)
 
@@ -371,12 +371,10 @@ class Runner:
             if event is not None:
                 self.emit(event)
 
-        def start() -> StageProcess:
-            if (
-                self.server
-                and self.server.is_running
-                and is_forkable(self.plan, node.name)
-            ):
+        server = self.server if is_forkable(self.plan, node.name) else None
+
+        def start(environment: Mapping[str, str]) -> StageProcess:
+            if server and server.is_running:
                 modules = [node.stage.module]
                 with suppress(ForkServerError):  # the server has just ended
                     return StageProcess(
@@ -384,16 +382,24 @@ class Runner:
                         log,
                         on_event,
                         secrets,
-                        self.server,
+                        server,
                         imports=modules,
+                        environment=environment,
                     )
-            return StageProcess(folder.path, log, on_event, secrets)
+            return StageProcess(
+                folder.path, log, on_event, secrets, environment=environment
+            )
 
         retries, furthest = self.engine.retries, 0.0
         try:
             while True:
                 lease.check()
-                with self.processes.start(start) as process:
+                with (
+                    (
+                        server.driver_environment() if server else nullcontext({})
+                    ) as environment,
+                    self.processes.start(partial(start, environment)) as process,
+                ):
                     lease.on_lost = process.kill
                     lease.name_child(process.pid)
                     lease.start_heartbeat()
@@ -402,6 +408,8 @@ class Runner:
                 lease.check()
                 if code == 0:
                     break
+                if server and server.driver:
+                    server.driver.cancel(process.pid)
                 is_changed = self._hosts_changed(folder)
                 is_free = is_changed and progress.furthest > furthest
                 may_retry = is_changed or process.was_killed(code)

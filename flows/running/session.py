@@ -15,7 +15,6 @@ from gristmill.core.secrets import remember_secrets
 from gristmill.core.store import StageFolder, Store, store_at
 from gristmill.flows.running.allowed_code import refused_listings
 from gristmill.flows.running.events import Subscriber
-from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.output_identities import (
     forget_kept,
     keep_output,
@@ -24,7 +23,7 @@ from gristmill.flows.running.output_identities import (
 from gristmill.flows.running.preflight import find_problems, missing_files
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.run_records import RunRecord
-from gristmill.flows.running.stage_server import stage_server
+from gristmill.flows.running.stage_server import StageServer, stage_server
 from gristmill.flows.stages.plan import (
     Plan,
     UnknownStageError,
@@ -82,7 +81,7 @@ class Session:
         instances = self.plan[stage].stage.instances
         return self.manifest if instances is None else instances(self.manifest)[stage]
 
-    def runner(self, emit: Subscriber, server: ForkServer | None = None) -> Runner:
+    def runner(self, emit: Subscriber, server: StageServer | None = None) -> Runner:
         """Runner of the plan's stages, which are forked from `server` if given."""
         return Runner(
             self.store,
@@ -99,7 +98,7 @@ class Session:
     @contextmanager
     def stage_server(
         self, stages: Iterable[str], force: Collection[str]
-    ) -> Iterator[ForkServer | None]:
+    ) -> Iterator[StageServer | None]:
         """Fork server for stages that are not made yet; see `running.stage_server`."""
         missing = self.unfinished(stages, force)
         with stage_server(self.plan, missing, self.manifest.engine) as server:

@@ -2,10 +2,10 @@
 
 A stage of a small corpus works for a fraction of a second after two seconds of imports:
 Arrow, numba, its own modules. Stages that prepare documents or tokens on this
-machine start as forks of one process with these imports; all others (trainings, those
-on a cluster) start as separate programs. A fork looks like a program from outside: it
-has its own number, session, output and environment, gets the same signals, and ends
-with its run.
+machine or on Spark start as forks of one process with these imports, and share Spark's
+driver (`runners/shared_driver.py`); all others (trainings, those on other clusters)
+start as separate programs. A fork looks like a program from outside: it has its own
+number, session, output and environment, gets the same signals, and ends with its run.
 
 A command that runs stages starts the server (`early_server`) before it reads the
 manifest, which takes as long as the imports, so both proceed in parallel.
@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -36,6 +36,7 @@ from gristmill.core.processes import (
     end_with_parent,
     without_collection,
 )
+from gristmill.dataprep.runners.shared_driver import SharedDriver, find_driver
 from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
 from gristmill.mixtures.schema.sources import INGEST
 
@@ -63,9 +64,36 @@ COMPRESSION = 4
 """Estimated bytes of text per byte of a file with another suffix."""
 LARGE_BYTES = 64_000_000
 """Text from which on stages have jobs for pipelines (`dataprep.runners.tasks`)."""
+FORKED_RUNNERS = ("local", "spark")
+"""Engines whose stages start as forks."""
 FEWEST = 2
 """Minimum number of stages that justify the process."""
-_early: list[ForkServer] = []
+CLUSTER_MODULES = {"spark": ("gristmill.dataprep.runners.spark_preload",)}
+"""Modules that stages on an engine need, too."""
+
+
+class StageServer(ForkServer):
+    """Client of the server.
+
+    Attributes:
+        driver: driver of the run's cluster, which its stages share.
+    """
+
+    driver: SharedDriver | None = None
+
+    @contextmanager
+    def driver_environment(self) -> Iterator[Mapping[str, str]]:
+        """Context of a stage's process, with the variables by which it finds the
+        driver.
+        """
+        if self.driver is None:
+            yield {}
+            return
+        with self.driver.used() as environment:
+            yield environment
+
+
+_early: list[StageServer] = []
 """Server that was started early, until it is used."""
 
 
@@ -108,7 +136,7 @@ def early_server(
 @contextmanager
 def stage_server(
     plan: Plan, stages: Iterable[str], engine: Engine
-) -> Iterator[ForkServer | None]:
+) -> Iterator[StageServer | None]:
     """Server for a run's stages within the block; None if it is not worth it.
 
     Args:
@@ -121,24 +149,36 @@ def stage_server(
         (node.stage.module, *node.stage.requirements.preload(node.settings))
         for node in nodes
     ]
-    if len(nodes) < FEWEST or engine.runner != "local":
+    if len(nodes) < FEWEST or engine.runner not in FORKED_RUNNERS:
         _end_early()
         yield None
         return
     server = _early.pop() if _early else _start()
+    start = find_driver(engine)
+    if start is not None:
+        server.driver = SharedDriver(start)
+        server.driver.start_soon()
     try:
         # Modules shared by all stages after the first precede those of single stages.
-        later = [*LATER, BEAM] if text_bytes(plan) >= LARGE_BYTES else LATER
+        uses_beam = engine.runner == "local" and text_bytes(plan) >= LARGE_BYTES
+        later = [*LATER, BEAM] if uses_beam else LATER
         server.import_soon(
             list(
                 dict.fromkeys(
-                    chain(modules_per_stage[0], later, *modules_per_stage[1:])
+                    chain(
+                        CLUSTER_MODULES.get(engine.runner, ()),
+                        modules_per_stage[0],
+                        later,
+                        *modules_per_stage[1:],
+                    )
                 )
             )
         )
         yield server
     finally:
         server.close()
+        if server.driver is not None:
+            server.driver.close()
 
 
 def text_bytes(plan: Plan) -> int:
@@ -151,8 +191,8 @@ def text_bytes(plan: Plan) -> int:
     )
 
 
-def _start() -> ForkServer:
-    return ForkServer(__name__, {**STAGE_ENVIRONMENT, "PYTHONHASHSEED": "0"})
+def _start() -> StageServer:
+    return StageServer(__name__, {**STAGE_ENVIRONMENT, "PYTHONHASHSEED": "0"})
 
 
 def _end_early() -> None:

@@ -31,7 +31,8 @@ from gristmill.dataprep.runners.ship_files import (
     FOLDER,
     carry,
     carry_step,
-    package,
+    package_digest,
+    package_wheel,
     through,
 )
 from gristmill.dataprep.runners.tasks import do_group
@@ -110,7 +111,7 @@ def test_worker_without_the_package_receives_it_and_the_named_files(
     with through(tmp_path / "store"):
         carried = carry(reading(str(words)))
     words.unlink()
-    digest, _ = package()
+    digest = package_digest()
     for home in (tmp_path / "first", tmp_path / "second"):
         for element in ("a", "b"):
             completed = in_stranger(carried, element, home)
@@ -312,7 +313,7 @@ def test_nothing_is_shipped_without_a_store_or_twice(tmp_path: Path) -> None:
 
 
 def test_wheel_is_content_addressed_and_holds_the_package(tmp_path: Path) -> None:
-    digest, content = package()
+    digest, content = package_digest(), package_wheel()
     with zipfile.ZipFile(BytesIO(content)) as wheel:
         names = wheel.namelist()
         wheel.extractall(tmp_path)

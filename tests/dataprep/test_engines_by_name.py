@@ -10,6 +10,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,11 @@ from gristmill.dataprep.runners import cluster_retry, portable, spark
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.portable import flink_options
 from gristmill.dataprep.runners.runner import wait_no_longer
+from gristmill.dataprep.runners.shared_driver import Driver
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.dataprep.runners.worker import end_worker, pool_type
 from gristmill.mixtures.schema.engine import BeamEngine
+from tests.servers import wait_for
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 
@@ -231,6 +234,50 @@ def test_spark_connections_do_not_share_environment_variables(
         pytest.skip(str(error))
     finally:
         spark.close()
+
+
+@pytest.mark.slow
+def test_processes_share_the_java_process_of_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second connection meets the application of the first one; its jobs end with
+    `cancel`.
+    """
+    engine = BeamEngine(runner="spark", address="local[1]")
+    try:
+        monkeypatch.setenv("SPARK_HOME", str(find_engine("spark-*")))
+        driver = spark.start_driver(engine)
+    except MissingEngineError as error:
+        pytest.skip(str(error))
+    for name, value in driver.environment.items():
+        monkeypatch.setenv(name, value)
+    applications = set()
+    for _ in range(2):
+        session = spark.connect("local[1]", {}, 60)
+        applications.add(session.applicationId)
+        assert session.parallelize([2, 3], 1).map(
+            lambda value: value * 2
+        ).collect() == [
+            4,
+            6,
+        ]
+        spark.close()
+    assert len(applications) == 1
+    session = spark.connect("local[1]", {}, 60)
+    waiting = threading.Thread(target=cancel_when_running, args=(session, driver))
+    waiting.start()
+    with pytest.raises(Exception, match="cancelled"):
+        session.parallelize([1], 1).map(lambda _: time.sleep(600)).count()
+    waiting.join()
+    spark.close()
+    assert driver.is_running()
+    driver.close()
+    assert not driver.is_running()
+
+
+def cancel_when_running(session: Any, driver: Driver) -> None:
+    wait_for(lambda: session.statusTracker().getActiveJobsIds(), "the job")
+    driver.cancel(os.getpid())
 
 
 def test_missing_spark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

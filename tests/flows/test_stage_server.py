@@ -40,7 +40,7 @@ def forked(
     """Return a factory for runners whose toy stages are forked."""
     monkeypatch.setattr(stage_server, "FORKABLE", ("gristmill_toy_stages:",))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    server = ForkServer(
+    server = stage_server.StageServer(
         stage_server.__name__, {"PYTHONHASHSEED": "0"}, ["gristmill_toy_stages"]
     )
     yield lambda **configs: replace(toy_runner(**configs), server=server)
@@ -119,7 +119,7 @@ def test_stage_starts_without_a_dead_fork_server(
         assert runner.run_stage("first", force=True).note == "same bytes as before"
 
 
-def test_only_several_local_data_stages_are_forked() -> None:
+def test_only_several_data_stages_here_or_on_spark_are_forked() -> None:
     def node(name: str, run: str, torchrun: bool = False) -> Any:
         toy = toy_node(name, {})
         requirements = Requirements(torchrun=torchrun)
@@ -156,6 +156,7 @@ def test_fork_server_starts_early_unless_the_run_was_completed_and_stops_if_unus
         started.append(SimpleNamespace(closed=0))
         return SimpleNamespace(
             close=lambda: setattr(started[-1], "closed", 1),
+            driver=None,
             import_soon=lambda modules: None,
         )
 
@@ -212,7 +213,7 @@ def test_lazily_imported_modules_are_imported_before_forking(
         stage_server,
         "_start",
         lambda: SimpleNamespace(
-            close=lambda: None, import_soon=requested_modules.extend
+            close=lambda: None, driver=None, import_soon=requested_modules.extend
         ),
     )
     datatrove = Filter.model_validate(
@@ -244,7 +245,9 @@ def test_beam_is_imported_before_forking_for_large_sources(
     path: str, size: int, is_imported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requested_modules: list[str] = []
-    server = SimpleNamespace(close=lambda: None, import_soon=requested_modules.extend)
+    server = SimpleNamespace(
+        close=lambda: None, driver=None, import_soon=requested_modules.extend
+    )
     monkeypatch.setattr(stage_server, "_start", lambda: server)
     listing = [{"path": path, "size": size, "stamp": ""}]
     config = {"sources": {"web": {"listing": listing}}}
