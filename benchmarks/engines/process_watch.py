@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,7 @@ class Watch:
 
     def usage(self) -> Usage:
         """Return what was used, without this process."""
-        seconds: Counter[str] = Counter()
+        seconds = defaultdict[str, float](float)
         processes: Counter[str] = Counter()
         for key, used in self._used.items():
             seconds[self._part[key]] += used - self._before.get(key, 0.0)

@@ -11,7 +11,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -394,10 +400,11 @@ class Runner:
         try:
             while True:
                 lease.check()
+                driver: AbstractContextManager[Mapping[str, str]] = nullcontext({})
+                if server:
+                    driver = server.driver_environment()
                 with (
-                    (
-                        server.driver_environment() if server else nullcontext({})
-                    ) as environment,
+                    driver as environment,
                     self.processes.start(partial(start, environment)) as process,
                 ):
                     lease.on_lost = process.kill

@@ -308,10 +308,10 @@ def test_sources_in_s3_are_listed_with_the_retries_of_this_package(
         stores.append(type(store))
         raise FileNotFoundError
 
-    for kind in s3.S3Files.__mro__[:2]:
+    for kind in (s3.S3Files, s3.S3FileSystem):
         monkeypatch.setattr(kind, "info", record)
-    fsspec.register_implementation("s3", s3.S3Files.__mro__[1], clobber=True)
-    files._use_s3.cache_clear()
+    fsspec.register_implementation("s3", s3.S3FileSystem, clobber=True)
+    files._use_store.cache_clear()
     with pytest.raises(SourceError):
         find_files("a", Source.model_validate({"path": "s3://shelf/a.jsonl"}))
     assert stores == [s3.S3Files]

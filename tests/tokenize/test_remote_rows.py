@@ -173,9 +173,9 @@ ALL_FAULTS = (
 def test_rows_are_correct_despite_transport_faults(
     store: Store, opened: Callable[..., PackedSet], cache_bytes: int
 ) -> None:
-    store.fault = faults(*ALL_FAULTS)
     warnings: list[str] = []
     packed = opened(warnings, cache_bytes=cache_bytes)
+    store.fault = faults(*ALL_FAULTS)
     order = np.random.default_rng(1).permutation(60)
     for first in range(0, 60, 12):
         batch = order[first : first + 12]
