@@ -24,6 +24,7 @@ from pathlib import Path
 
 from benchmarks.chaos import warm
 from gristmill.flows.running.fork_server import Forked
+from gristmill.flows.running.stage_server import StageServer
 
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
@@ -83,6 +84,8 @@ class WarmStages:
     """
 
     is_running = True
+    driver = None
+    driver_environment = StageServer.driver_environment
 
     def import_soon(self, modules: Sequence[str]) -> None:
         """Do nothing: all modules are imported."""
