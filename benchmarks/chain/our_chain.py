@@ -192,6 +192,15 @@ class Chain:
             stage: session.folder(stage).manifest()["seconds"] for stage in session.plan
         }
 
+    def committed_files(self) -> dict[str, object]:
+        """Return the records of all output files, with checksums and sizes."""
+        session = self.session()
+        return {
+            f"{stage}/{name}": entry
+            for stage in session.plan
+            for name, entry in session.folder(stage).manifest()["files"].items()
+        }
+
     def files(self) -> tuple[int, int]:
         """Return the number of the outputs' files, and their bytes."""
         sizes = [

@@ -127,9 +127,9 @@ def two_host_rows(
 ) -> Iterator[Row]:
     """Rows of a run on two hosts, and whether it leaves the same bytes.
 
-    Outputs of the run on one host are removed before: only their checksums are kept.
+    Outputs of the run on one host are removed before: only the records of their files are kept.
     """
-    sums = checksums(alone)
+    files_alone = alone.committed_files()
     shutil.rmtree(alone.store)
     hosts = [
         write_chain(folder / f"chain-{host}", corpus, models, OWN)
@@ -152,21 +152,13 @@ def two_host_rows(
         max(run.peak_bytes for run in runs),
     )
     name = f"two hosts, {corpus.documents:,} documents"
-    verdict = "the same bytes" if checksums(hosts[0]) == sums else "OTHER BYTES"
+    verdict = (
+        "the same bytes" if hosts[0].committed_files() == files_alone else "OTHER BYTES"
+    )
     for measured in run_rows(name, corpus, hosts[0], together):
         yield replace(measured, note=f"{measured.note}; {verdict}")
     for chain in hosts:
         shutil.rmtree(chain.folder)
-
-
-def checksums(chain: Chain) -> dict[str, str]:
-    """SHA-256 of each output file, by stage and name."""
-    session = chain.session()
-    return {
-        f"{stage}/{name}": entry["sha256"]
-        for stage in session.plan
-        for name, entry in session.folder(stage).manifest()["files"].items()
-    }
 
 
 def write_corpus(folder: Path, documents: int) -> Corpus:

@@ -42,7 +42,7 @@ SPARK_SETTINGS = {
 }
 
 REGISTERED = "Successfully registered with master"
-"""What a worker of Spark logs when it can start executors."""
+"""Line that a worker of Spark logs when it can start executors."""
 
 FLINK_SETTINGS = """\
 jobmanager.rpc.address: 127.0.0.1

@@ -20,7 +20,6 @@ from pathlib import Path
 from benchmarks.chain.our_chain import (
     LOCAL,
     OWN,
-    Chain,
     Models,
     make_models,
     write_chain,
@@ -131,17 +130,7 @@ def measure(
     chain = write_chain(fresh(folder), corpus, models, OWN, engine=engine)
     with Watch(chain.store / "ingest") as watch:
         chain.run("--no-ui")
-    return Measured(watch.usage(), committed_files(chain))
-
-
-def committed_files(chain: Chain) -> dict[str, object]:
-    """Return the recorded files of all outputs."""
-    session = chain.session()
-    return {
-        f"{stage}/{name}": entry
-        for stage in session.plan
-        for name, entry in session.folder(stage).manifest()["files"].items()
-    }
+    return Measured(watch.usage(), chain.committed_files())
 
 
 def engine_rows(

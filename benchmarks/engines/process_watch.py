@@ -39,7 +39,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Usage:
-    """What processes used.
+    """Resources that processes used.
 
     Attributes:
         seconds: by the clock.

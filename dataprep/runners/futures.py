@@ -2,9 +2,8 @@
 
 A job without a shuffle is one future per element. In a shuffle every future of a sender
 returns one part per receiver, an array of bytes with the Arrow batches for all keys of
-that receiver. Parts stay in the engine's object store, which spills them to disk and
-computes lost ones again; after all senders have ended, each receiver takes its part of
-every sender. The number of parts is bounded by MOST_PARTS. One connection serves all
+that receiver. Parts stay in the engine's memory or object store; after all senders have
+ended, each receiver takes its part of every sender. The number of parts is bounded by MOST_PARTS. One connection serves all
 jobs of a process; workers keep what they have imported and loaded.
 """
 
@@ -92,7 +91,7 @@ def run_by_futures(
         ]
         futures[:] = [done for done, *_ in outputs]
         cluster.wait(futures, seconds)
-        return [parts for _, *parts in outputs]
+        return [sent_parts for _, *sent_parts in outputs]
 
     try:
         if receive is None:
@@ -110,7 +109,7 @@ def run_by_futures(
 
 
 def wants_gpu(work: Work) -> bool:
-    """Whether a job's function reads documents with a model on a GPU."""
+    """Test if a job's function reads documents with a model on a GPU."""
     return any(
         isinstance(value, ReadingModel) and value.device == "gpu"
         for value in arguments_of(work)
@@ -293,7 +292,7 @@ class DaskCluster:
         self._client.close()
 
     def is_alive(self) -> bool:
-        """Whether the connection can run further jobs."""
+        """Test if the connection can run further jobs."""
         return bool(self._client.status == "running")
 
 

@@ -13,10 +13,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.mixtures.schema.engine import BeamEngine
 
 IDLE_SECONDS = 60.0
 """Time without a stage after which the driver ends, and with it its workers: a training
@@ -41,15 +39,6 @@ class Driver:
     is_running: Callable[[], bool]
     cancel: Callable[[int], None]
     close: Callable[[], None]
-
-
-def find_driver(engine: BeamEngine) -> Callable[[], Driver] | None:
-    """Function that starts the driver of an engine; None if it has none to share."""
-    if engine.runner == "spark":
-        from gristmill.dataprep.runners.spark import start_driver
-
-        return partial(start_driver, engine)
-    return None
 
 
 class SharedDriver:

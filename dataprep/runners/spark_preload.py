@@ -1,8 +1,13 @@
-"""Import of Spark's Python interface for the fork server of a run's stages; not for
-import elsewhere.
+"""Preloads Spark's Python interface. Imported by processes that are forked; without Spark
+on this machine the stage reports it.
 """
 
+import importlib
+from contextlib import suppress
+
+from gristmill.dataprep.runners.errors import MissingEngineError
 from gristmill.dataprep.runners.spark import import_spark
 
-import_spark()
-import pyspark  # noqa: E402, F401
+with suppress(MissingEngineError):
+    import_spark()
+    importlib.import_module("pyspark")

@@ -24,8 +24,9 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,13 +37,13 @@ from gristmill.core.processes import (
     end_with_parent,
     without_collection,
 )
-from gristmill.dataprep.runners.shared_driver import SharedDriver, find_driver
+from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver
 from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
 from gristmill.mixtures.schema.sources import INGEST
 
 if TYPE_CHECKING:
     from gristmill.flows.stages.plan import Plan
-    from gristmill.mixtures.schema.engine import Engine
+    from gristmill.mixtures.schema.engine import BeamEngine, Engine
 
 FORKABLE = ("gristmill.dataprep.", "gristmill.tokenize.")
 """Packages of such stages. Importing these starts no thread, which a fork would
@@ -179,6 +180,15 @@ def stage_server(
         server.close()
         if server.driver is not None:
             server.driver.close()
+
+
+def find_driver(engine: BeamEngine) -> Callable[[], Driver] | None:
+    """Function that starts the driver of an engine; None if it has none to share."""
+    if engine.runner == "spark":
+        from gristmill.dataprep.runners.spark import start_driver
+
+        return partial(start_driver, engine)
+    return None
 
 
 def text_bytes(plan: Plan) -> int:

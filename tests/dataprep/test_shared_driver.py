@@ -9,7 +9,8 @@ import pytest
 
 from gristmill.dataprep.runners import shared_driver
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver, find_driver
+from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver
+from gristmill.flows.running.stage_server import find_driver
 from gristmill.mixtures.schema.engine import BeamEngine
 
 
