@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import uuid
 from datetime import UTC, datetime
@@ -17,7 +16,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
-import pyarrow.parquet as pq
 from openlineage.client import OpenLineageClient
 from openlineage.client.event_v2 import (
     InputDataset,
@@ -28,15 +26,10 @@ from openlineage.client.event_v2 import (
     RunState,
 )
 from openlineage.client.facet_v2 import (
-    DatasetFacet,
     RunFacet,
     dataset_version_dataset,
-    datasource_dataset,
     error_message_run,
-    job_type_job,
-    output_statistics_output_dataset,
     parent_run,
-    schema_dataset,
 )
 
 from gristmill.core.secrets import mask_text
@@ -57,7 +50,6 @@ STATES = {
 """State by the class of a stage's event, or by the state in a run's record."""
 SECTIONS = {INGEST: "document_sources", IMPORTED: "token_sources"}
 """Stage -> part of the manifest with its outside files, where that has another name."""
-SHARD = re.compile(r"part-[\d-]+(\.docs)?\.parquet")
 LAST_SECONDS = 5.0
 """Longest wait for the server at the end of a run."""
 Kind = TypeVar("Kind", InputDataset, OutputDataset)
@@ -75,8 +67,8 @@ class LineageSender:
 
     def __init__(self, session: Session, record: RunContent) -> None:
         self._session, self._record = session, record
-        # "" is the run itself
-        self._run_ids: dict[str, str] = {}
+        self._id = str(uuid.uuid4())
+        self._open_ids = {"": self._id}  # "" is the run itself
         self._queue: SimpleQueue[partial[RunEvent] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
@@ -86,10 +78,13 @@ class LineageSender:
         """Queue an event; wait for the server at the end of the run."""
         kind = type(event)
         if isinstance(event, events.StageEvent) and kind in STATES:
-            self._note(event.node.name, STATES[kind], getattr(event, "message", ""))
+            stage = event.node.name
+            if kind is events.StageStarted:
+                self._open_ids[stage] = str(uuid.uuid4())
+            self._note(stage, STATES[kind], getattr(event, "message", ""))
         if isinstance(event, events.RunRecorded):
             state = STATES[self._record["state"]]
-            for stage in list(reversed(self._run_ids)):
+            for stage in list(reversed(self._open_ids)):
                 self._note(stage, state, self._record["message"])
             self._queue.put(None)
             self._thread.join(LAST_SECONDS)
@@ -97,23 +92,13 @@ class LineageSender:
                 log.warning("engine.lineage: the server is slow; events are lost")
 
     def _note(self, stage: str, state: RunState, message: str = "") -> None:
-        ids = self._run_ids
-        if state is RunState.START:
-            ids[stage] = str(uuid.uuid4())
-        if stage in ids:  # unlike that of a reused output
-            self._queue.put(
-                partial(
-                    run_event,
-                    self._session,
-                    stage,
-                    state,
-                    (ids[stage], ids[""]),
-                    datetime.now(UTC).isoformat(),
-                    message,
-                )
-            )
+        if stage not in self._open_ids:  # its output is reused
+            return
+        now = datetime.now(UTC).isoformat()
+        id_ = self._open_ids[stage]
+        self._queue.put(partial(self._event, stage, id_, state, now, message))
         if state is not RunState.START:
-            ids.pop(stage, None)
+            del self._open_ids[stage]
 
     def _send(self) -> None:
         level = logging.WARNING
@@ -128,54 +113,39 @@ class LineageSender:
         if client is not None:
             client.close(LAST_SECONDS)
 
-
-def run_event(
-    session: Session,
-    stage: str,
-    state: RunState,
-    ids: tuple[str, str],
-    at: str,
-    message: str,
-) -> RunEvent:
-    """Event of the run of a stage, or of the whole run ("").
-
-    Args:
-        session: the run's.
-        stage: name.
-        state: new state.
-        ids: of the stage's run, and of the whole run.
-        at: time of the event.
-        message: error; empty if there is none.
-    """
-    namespace = os.environ.get("OPENLINEAGE_NAMESPACE", "gristmill")
-    name, kind = session.manifest.name, "MANIFEST"
-    # in the form of Airflow's macro `lineage_parent_id`
-    parent = os.environ.get("OPENLINEAGE_PARENT_ID", "")
-    inputs, outputs = [], []
-    facets: dict[str, RunFacet] = {}
-    if stage:
-        parent = f"{namespace}/{name}/{ids[1]}"
-        name, kind = f"{name}.{stage}", "STAGE"
-        inputs = input_datasets(session, stage)
-        if state is RunState.COMPLETE:
-            outputs = [output_dataset(session, stage)]
-    if parent:
-        job_namespace, job, run = parent.rsplit("/", 2)
-        facets["parent"] = parent_run.ParentRunFacet(
-            parent_run.Run(run), parent_run.Job(job_namespace, job)
+    def _event(
+        self, stage: str, id_: str, state: RunState, at: str, message: str
+    ) -> RunEvent:
+        """Event of the run of a stage, or of the whole run ("")."""
+        namespace = os.environ.get("OPENLINEAGE_NAMESPACE", "gristmill")
+        name = self._session.manifest.name
+        # in the form of Airflow's macro `lineage_parent_id`
+        parent = os.environ.get("OPENLINEAGE_PARENT_ID", "")
+        inputs, outputs = [], []
+        facets: dict[str, RunFacet] = {}
+        if stage:
+            parent = f"{namespace}/{name}/{self._id}"
+            name = f"{name}.{stage}"
+            inputs = input_datasets(self._session, stage)
+            if state is RunState.COMPLETE:
+                outputs = [stored_dataset(OutputDataset, self._session, stage)]
+        if parent:
+            job_namespace, job, run = parent.rsplit("/", 2)
+            facets["parent"] = parent_run.ParentRunFacet(
+                parent_run.Run(run), parent_run.Job(job_namespace, job)
+            )
+        if message:
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
+                mask_text(message), "PYTHON"
+            )
+        return RunEvent(
+            eventTime=at,
+            eventType=state,
+            run=Run(id_, facets),
+            job=Job(namespace, name),
+            inputs=inputs,
+            outputs=outputs,
         )
-    if message:
-        text = mask_text(message)
-        facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(text, "PYTHON")
-    job_type = job_type_job.JobTypeJobFacet("BATCH", "GRISTMILL", kind)
-    return RunEvent(
-        eventTime=at,
-        eventType=state,
-        run=Run(ids[0], facets),
-        job=Job(namespace, name, {"jobType": job_type}),
-        inputs=inputs,
-        outputs=outputs,
-    )
 
 
 def dataset_name(location: str) -> tuple[str, str]:
@@ -199,44 +169,17 @@ def input_datasets(session: Session, stage: str) -> list[InputDataset]:
     section = node.settings or getattr(
         session.part_of(stage), SECTIONS.get(stage, node.stage.name), None
     )
-    datasets = [stored_dataset(InputDataset, session, name, {}) for name in node.inputs]
-    for _, path in outside_paths(section):
-        datasets.append(InputDataset(*dataset_name(path)))
-    return datasets
+    return [
+        *(stored_dataset(InputDataset, session, name) for name in node.inputs),
+        *(InputDataset(*dataset_name(path)) for _, path in outside_paths(section)),
+    ]
 
 
-def output_dataset(session: Session, stage: str) -> OutputDataset:
-    """Committed output of a stage, with the columns of its first shard and the number
-    of documents that it keeps.
-    """
-    folder = session.folder(stage)
-    manifest = folder.manifest()
-    files = manifest["files"]
-    facets: dict[str, DatasetFacet] = {}
-    shards = [name for name in files if SHARD.fullmatch(name)]
-    for shard in shards[:1]:
-        with (folder.data / shard).open("rb") as file:
-            columns = [
-                schema_dataset.SchemaDatasetFacetFields(column.name, str(column.type))
-                for column in pq.read_schema(file)
-            ]
-        facets["schema"] = schema_dataset.SchemaDatasetFacet(columns)
-    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        (manifest["summary"].get("counts") or {}).get("kept"),
-        sum(entry["bytes"] for entry in files.values()),
-        len(files),
+def stored_dataset(kind: type[Kind], session: Session, stage: str) -> Kind:
+    """Output of a stage, with its version, as an input or an output."""
+    folder = str(session.folder(stage).path)
+    version = dataset_version_dataset.DatasetVersionDatasetFacet(
+        session.plan[stage].identity
     )
-    dataset = stored_dataset(OutputDataset, session, stage, facets)
-    dataset.outputFacets = {"outputStatistics": statistics}
-    return dataset
-
-
-def stored_dataset(
-    kind: type[Kind], session: Session, stage: str, facets: dict[str, DatasetFacet]
-) -> Kind:
-    """Output of a stage as an input or an output, with its version and its folder."""
-    folder = mask_text(str(session.folder(stage).path))
-    version = session.plan[stage].identity
-    facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(version)
-    facets["dataSource"] = datasource_dataset.DatasourceDatasetFacet(None, folder)
-    return kind(*dataset_name(folder.rpartition("--")[0]), facets=facets)
+    name = dataset_name(folder.rpartition("--")[0])
+    return kind(*name, facets={"version": version})

@@ -119,7 +119,6 @@ def test_run_and_its_stages_start_and_complete(
     assert whole["run"]["facets"]["parent"]["job"]["name"] == "nightly.grind"
     parent = first["run"]["facets"]["parent"]
     assert parent["run"]["runId"] == whole["run"]["runId"]
-    assert second["job"]["facets"]["jobType"]["jobType"] == "STAGE"
     (source,) = second["inputs"]
     (output,) = second["outputs"]
     folder = str(session.store.root)
@@ -127,10 +126,6 @@ def test_run_and_its_stages_start_and_complete(
     assert output["name"] == f"{folder}/second/toy"
     version = output["facets"]["version"]["datasetVersion"]
     assert version == session.plan["second"].fingerprint
-    source = output["facets"]["dataSource"]["uri"]
-    assert source == str(session.folder("second").path)
-    statistics = output["outputFacets"]["outputStatistics"]
-    assert (statistics["size"], statistics["fileCount"]) == (1, 1)
 
 
 def test_failed_stage_and_its_run_fail_with_the_message(
@@ -174,9 +169,7 @@ def test_interrupted_run_aborts_its_running_stages(
     ]
 
 
-def test_documents_have_columns_counts_and_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_are_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n{"text": "more"}\n')
     (tmp_path / "a.yaml").write_text(
         "name: a\nsources: {a: {path: a.jsonl}}\nengine: {lineage: true}"
@@ -185,14 +178,7 @@ def test_documents_have_columns_counts_and_sources(
     with serve(201) as (url, events):
         monkeypatch.setenv("OPENLINEAGE_URL", url)
         run(session)
-    (output,) = events[2]["outputs"]
     assert events[2]["inputs"][0]["name"] == str(tmp_path / "a.jsonl")
-    columns = {
-        field["name"]: field["type"] for field in output["facets"]["schema"]["fields"]
-    }
-    assert columns["id"] == "fixed_size_binary[16]"
-    assert columns["text"] == "large_string"
-    assert output["outputFacets"]["outputStatistics"]["rowCount"] == 2
 
 
 @pytest.mark.parametrize(
