@@ -97,7 +97,7 @@ class Progress(TypedDict, total=False):
     unit: str
     loss: float | None
     """Loss of a training."""
-    tokens_per_second: float
+    tokens_per_second: float | None
     """Speed of a training."""
 
 

@@ -9,7 +9,7 @@ from gristmill.flows.pages.page_elements import Figure, Part, page_of, table
 from gristmill.flows.pages.pictures import curves
 from gristmill.flows.report.facts import top_reasons, training
 from gristmill.flows.report.stage_summaries import Counts, read_as
-from gristmill.flows.report.training import reward_points
+from gristmill.flows.report.training import points_of, reward_points
 from gristmill.flows.running.events import Outcome
 
 
@@ -29,12 +29,10 @@ def stage_card(outcome: Outcome) -> str:
             *((f"dropped: {rule}", number) for rule, number in reasons),
         ]
         parts.append(table({"": "", "documents": ","}, rows))
-    if (outcome.folder.data / "metrics.jsonl").exists():
-        record = training(outcome.folder)
-        losses = [(line["step"], line["loss"]) for line in record if "loss" in line]
-        parts += loss_parts(losses)
-        if rewards := reward_points(record):
-            parts.append(Figure(curves(rewards, "step", "reward"), "reward by step"))
+    record = training(outcome.folder)
+    parts += loss_parts(points_of(record, {"loss": "loss"}).get("loss", []))
+    if rewards := reward_points(record):
+        parts.append(Figure(curves(rewards, "step", "reward"), "reward by step"))
     page = page_of(
         f"{outcome.stage}: {outcome.how}",
         f"Made in {manifest['seconds']:.1f} s, fingerprint "

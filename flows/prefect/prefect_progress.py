@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import json
 import logging
 import queue
 import threading
@@ -13,11 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
 
+from gristmill.core.progress import Progress
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
 from gristmill.flows.prefect.cards import live_card, stage_card
-from gristmill.flows.prefect.progress_text import LineBudget, Pace
 from gristmill.flows.prefect.reporting import publish_card
+from gristmill.flows.questions.status import describe_job
+from gristmill.flows.report.facts import training
+from gristmill.flows.report.training import points_of
 from gristmill.flows.running.events import (
     RunEvent,
     RunRecorded,
@@ -36,6 +38,11 @@ PROGRESS_LINE_SECONDS = 10.0
 CARD_SECONDS = 30.0
 """Interval of drawing a training's curve, which takes a tenth of a second of CPU."""
 LINE_CHARS = 2000
+LINES_PER_SECOND = 5.0
+"""Log lines of a stage per second that a Prefect server handles easily (1 to 2 ms
+each).
+"""
+BURST_LINES = 50.0
 QUEUE_LENGTH = 1000
 CLOSE_SECONDS = 15.0
 log = logging.getLogger("gristmill.reporting")
@@ -50,12 +57,45 @@ def artifact_key(name: str) -> str:
 
 
 @dataclass
+class LineBudget:
+    """Rate limit of `LINES_PER_SECOND` with bursts of `BURST_LINES`; counts suppressed
+    lines.
+
+    A training that prints a line per step must not be slowed down by its display; the
+    log file has all lines.
+    """
+
+    available: float = BURST_LINES
+    last: float | None = None
+    held_back: int = 0
+
+    def allows(self, now: float) -> bool:
+        """True if one more line may be shown now."""
+        if self.last is not None:
+            self.available = min(
+                BURST_LINES, self.available + (now - self.last) * LINES_PER_SECOND
+            )
+        self.last = now
+        if self.available < 1.0:
+            self.held_back += 1
+            return False
+        self.available -= 1.0
+        return True
+
+    def take_held_back(self) -> int:
+        """Number of lines suppressed since the last call."""
+        count = self.held_back
+        self.held_back = 0
+        return count
+
+
+@dataclass
 class StageWindow:
     """Display state of a running stage."""
 
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     """Context of the stage's task."""
-    pace: Pace | None = None
+    progress: Progress = field(default_factory=Progress)
     budget: LineBudget = field(default_factory=LineBudget)
     losses: list[tuple[float, float]] = field(default_factory=list)
     resumed: StageFolder | None = None
@@ -69,26 +109,13 @@ class StageWindow:
     def curve(self) -> list[tuple[float, float]]:
         """Loss by step, of all attempts."""
         if self.resumed is not None:
-            self.losses[:0] = losses_before(self.resumed, self.losses[0][0])
+            first = self.losses[0][0]
+            earlier = points_of(training(self.resumed), {"loss": "loss"}).get(
+                "loss", []
+            )
+            self.losses[:0] = [point for point in earlier if point[0] < first]
             self.resumed = None
         return list(self.losses)
-
-
-def losses_before(folder: StageFolder, step: float) -> list[tuple[float, float]]:
-    """Losses logged by an unfinished training before a step."""
-    file = folder.work / "metrics.jsonl"
-    if not file.exists():
-        return []
-    record = (
-        json.loads(line)
-        for line in file.read_text().splitlines(keepends=True)
-        if line.endswith("}\n")
-    )
-    return [
-        (line["step"], line["loss"])
-        for line in record
-        if "loss" in line and line["step"] < step
-    ]
 
 
 class PrefectObserver:
@@ -173,10 +200,19 @@ class PrefectObserver:
     def _show_progress(self, stage: str, event: StageProgress) -> None:
         window = self._windows[stage]
         now = time.monotonic()
-        if window.pace is None or window.pace.job != event.job:
-            window.pace = Pace.begin(event, now)
-        # A job with the name of its stage would repeat it.
-        description = window.pace.describe(event, now).removeprefix(f"{stage}: ")
+        if window.progress.get("job") != event.job:
+            window.progress = Progress(
+                job=event.job, job_started=now, job_done=event.done
+            )
+        window.progress |= Progress(
+            at=now,
+            done=event.done,
+            total=event.total,
+            unit=event.unit,
+            loss=event.loss,
+            tokens_per_second=event.tokens_per_second,
+        )
+        description = describe_job(window.progress, stage, now)
         finished = event.done >= event.total
         if event.loss is not None:
             window.losses.append((event.done, event.loss))

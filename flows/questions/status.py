@@ -188,17 +188,24 @@ def describe_running(row: StageState, now: float) -> str:
     progress = row.progress
     if not progress:
         return str(row.owner)
+    details = describe_job(progress, row.stage, now)
+    took = duration(now - progress["started"])
+    return f"for {took}{': ' if details else ''}{details} ({row.owner})"
+
+
+def describe_job(progress: Progress, stage: str, now: float) -> str:
+    """Describe the progress of a stage's job: `120/400 steps, loss 3.21, about 5 m
+    left`; empty before the first event.
+    """
     # A job with the name of its stage would appear twice on the line.
-    job = "" if progress.get("job") == row.stage else progress.get("job", "")
+    job = "" if progress.get("job") == stage else progress.get("job", "")
     parts = [describe_progress({**progress, "job": job})]
     remaining = seconds_left(progress)
     if remaining is not None:
         # Relative to now: a stage without recent progress is not almost done.
         remaining = max(0.0, remaining - (now - progress["at"]))
         parts.append(f"about {duration(remaining)} left")
-    details = ", ".join(filter(None, parts))
-    took = duration(now - progress["started"])
-    return f"for {took}{': ' if details else ''}{details} ({row.owner})"
+    return ", ".join(filter(None, parts))
 
 
 def duration(seconds: float) -> str:

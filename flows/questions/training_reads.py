@@ -6,15 +6,16 @@ No log is needed: the order is a function of the data, the seed and the step.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from gristmill.core.files import read_json
 from gristmill.core.store import StageFolder
 from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.report.facts import training
+from gristmill.flows.report.stage_summaries import MetricsLine
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN, STAGES
 from gristmill.mixtures.schema.pretrain import Training, TrainingInEpochs
@@ -149,17 +150,9 @@ class Reading:
         """Return `read` if a step has been trained, else `will read`."""
         return "read" if step <= done else "will read"
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[MetricsLine]:
         """Return the metrics recorded so far; an empty list before training starts."""
-        for folder in (self.folder.data, self.folder.work):
-            path = folder / "metrics.jsonl"
-            if path.exists():
-                return [
-                    json.loads(line)
-                    for line in path.read_text().splitlines(keepends=True)
-                    if line.endswith("\n")
-                ]
-        return []
+        return training(self.folder)
 
 
 def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:

@@ -4,6 +4,7 @@ report.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from gristmill.core.files import read_json, read_json_lines
+from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.conservation import ranked
@@ -413,5 +414,10 @@ def top_reasons(
 
 
 def training(folder: StageFolder) -> list[MetricsLine]:
-    """The record of a training."""
-    return read_json_lines(folder.data / "metrics.jsonl")
+    """The record of a training so far, without a line that is being written."""
+    for part in (folder.data, folder.work):
+        path = part / "metrics.jsonl"
+        if path.exists():
+            with path.open("rb") as lines:
+                return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return []
