@@ -235,6 +235,18 @@ def value_at(value: Any, location: Location) -> Any:
     return value
 
 
+def flat_items(
+    value: Mapping[str, Any], separator: str = ".", prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings, each under its full name."""
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(inner, Mapping):
+            yield from flat_items(inner, separator, name + separator)
+        else:
+            yield name, inner
+
+
 def outside_paths(value: Any) -> Iterator[tuple[Location, OutsidePath]]:
     """Yield every outside path inside a section, with its location."""
     return parts_of(value, OutsidePath)

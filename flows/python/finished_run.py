@@ -27,6 +27,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node, Plan, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import PRETRAIN, STAGES, TOKENIZE
 from gristmill.mixtures import manifest as schema
+from gristmill.mixtures.base import flat_items
 from gristmill.mixtures.loader import check_manifest
 from gristmill.mixtures.yaml_text import unknown_name
 
@@ -185,7 +186,7 @@ class Run:
         from gristmill.flows.report.facts import training
 
         rows = [
-            {"stage": name, **_flatten(line)}
+            {"stage": name, **dict(flat_items(line, "/"))}
             for name, node in self._session.plan.items()
             if node.stage.training is not None
             and stage in (None, name)
@@ -503,14 +504,3 @@ def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Sessio
         str(store.root),
         plan,
     )
-
-
-def _flatten(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested records: `sources/web/loss`."""
-    flat: dict[str, Any] = {}
-    for key, value in line.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}/")
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -21,7 +20,11 @@ from gristmill.core.store import Store, read_runs
 from gristmill.flows.pages.page_elements import Table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.questions.status import Record, run_state
-from gristmill.flows.questions.what_changed import ABSENT, changed_keys
+from gristmill.flows.questions.what_changed import (
+    ABSENT,
+    changed_keys,
+    keyed_manifest,
+)
 from gristmill.flows.report.evaluation import held_out_rows
 from gristmill.flows.report.facts import (
     Facts,
@@ -36,7 +39,6 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.schema.prepare import name_steps, written_steps
 from gristmill.mixtures.schema.sources import INGEST
-from gristmill.mixtures.user_code import name_code
 
 FROM_LAST = re.compile(r"last(?:-(\d+))?")
 NOTHING = "-"
@@ -220,34 +222,6 @@ def stages_of(record: Record) -> list[str]:
 def steps_of(record: Record) -> list[str]:
     """Return the names of a run's steps of `prepare`, in order."""
     return name_steps(written_steps(record["manifest"].get("prepare", [])))
-
-
-def keyed(value: Any) -> Any:
-    """Convert lists to mappings so that entries are compared key by key; preparing
-    steps are keyed by name.
-    """
-    if isinstance(value, Mapping):
-        return {str(key): keyed(inner) for key, inner in value.items()}
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(entry, Mapping) for entry in value)
-    ):
-        return value
-    names = [next(iter(entry)) for entry in value]
-    entries = [entry[name] for name, entry in zip(names, value, strict=True)]
-    steps = written_steps(value)
-    if all(stage for stage, _ in steps):
-        entries = [entry[stage] for (stage, _), entry in zip(steps, value, strict=True)]
-        names = name_steps(steps)
-    elif any(len(entry) > 1 for entry in value) or len(set(names)) < len(names):
-        names, entries = list(map(str, range(len(value)))), value
-    return dict(zip(names, map(keyed, entries), strict=True))
-
-
-def keyed_manifest(manifest: Mapping[str, object]) -> Any:
-    """Return the manifest of a run's record with its lists keyed by name."""
-    return keyed(name_code(deepcopy(dict(manifest))))
 
 
 def compare_runs(store: Store, first: Record, second: Record) -> RunComparison:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
@@ -28,8 +29,9 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import Node, settle_plan
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.mixtures.manifest import Manifest, context_warnings
+from gristmill.mixtures.schema.prepare import name_steps, written_steps
 from gristmill.mixtures.schema.pretrain import HOW_KEYS
-from gristmill.mixtures.user_code import code_in, is_code
+from gristmill.mixtures.user_code import code_in, is_code, name_code
 from gristmill.mixtures.yaml_text import join_first
 
 CONTINUABLE = (
@@ -401,6 +403,34 @@ def changed_keys(
             )
     elif old != new:
         yield prefix, old, new
+
+
+def keyed(value: Any) -> Any:
+    """Convert lists to mappings so that entries are compared key by key; preparing
+    steps are keyed by name.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): keyed(inner) for key, inner in value.items()}
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(entry, Mapping) for entry in value)
+    ):
+        return value
+    names = [next(iter(entry)) for entry in value]
+    entries = [entry[name] for name, entry in zip(names, value, strict=True)]
+    steps = written_steps(value)
+    if all(stage for stage, _ in steps):
+        entries = [entry[stage] for (stage, _), entry in zip(steps, value, strict=True)]
+        names = name_steps(steps)
+    elif any(len(entry) > 1 for entry in value) or len(set(names)) < len(names):
+        names, entries = list(map(str, range(len(value)))), value
+    return dict(zip(names, map(keyed, entries), strict=True))
+
+
+def keyed_manifest(manifest: Mapping[str, object]) -> Any:
+    """Return a manifest as JSON with its lists keyed by name."""
+    return keyed(name_code(deepcopy(dict(manifest))))
 
 
 def describe_change(key: str, old: Any, new: Any) -> str:

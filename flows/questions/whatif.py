@@ -9,7 +9,7 @@ Duplicates are not searched again, nor the best share by a score (`keep_top`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,12 @@ from gristmill.flows.questions.threshold_samples import (
     read_samples,
     stored_rules,
 )
+from gristmill.flows.questions.what_changed import keyed_manifest
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
+from gristmill.mixtures.base import flat_items
 from gristmill.mixtures.loader import short_key
 from gristmill.mixtures.schema.sources import INGEST
-from gristmill.mixtures.user_code import name_code
 from gristmill.mixtures.yaml_text import join_first
 
 Rules = Mapping[str, list[Rule]]
@@ -263,34 +264,13 @@ def compare(before: Session, after: Session) -> Comparison:
         NotReplayableError: nothing is committed yet, nothing differs, or a key other
             than a threshold differs.
     """
-    old, new = (
-        dict(
-            _flatten(
-                name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))
-            )
-        )
-        for session in (before, after)
-    )
-    steps = list(after.manifest.steps)
-    differing = set()
-    for path in old.keys() | new.keys():
-        if old.get(path) != new.get(path):
-            # `prepare[0].filter.rules.x` is `filter.rules.x` of a rule
-            if path[0] == "prepare" and len(path) > 2 and path[1] < len(steps):
-                path = (steps[path[1]], *path[3:])
-            differing.add(".".join(map(str, path)))
+    old, new = map(_settings, (before, after))
+    differing = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
     for key in sorted(differing):
-        section, *inner = key.split(".")
-        if inner[:1] == ["prepare"]:
-            prepared = next(
-                name
-                for name, node in after.plan.items()
-                if node.stage.output == "examples" and node.recipe["kind"] == section
-            )
+        if key.startswith(("sft.prepare.", "dpo.prepare.")):
             raise NotReplayableError(
                 f"{key} concerns examples, but whatif replays documents only; run it: "
-                f"{after.command('run', '--until', prepared)}, then see the outcome "
-                "with gristmill report or gristmill explain"
+                f"{after.command('run')}"
             )
     inputs = _measured_inputs(before)
     old_rules, new_rules = (
@@ -382,16 +362,16 @@ def _neighbours(rule: Rule) -> tuple[float, ...]:
     return bounds if rule.side == "min" else bounds[::-1]
 
 
-def _flatten(
-    value: Any, path: tuple[Any, ...] = ()
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(value, list) and value and isinstance(value[0], Mapping):
-        value = dict(enumerate(value))
-    if not isinstance(value, Mapping):
-        yield path, value
-        return
-    for key, inner in value.items():
-        yield from _flatten(inner, (*path, key))
+def _settings(session: Session) -> dict[str, Any]:
+    """Return the settings that shape outputs; `prepare.filter.rules.x` is called
+    `filter.rules.x`, as in keys of rules.
+    """
+    manifest = session.manifest
+    content = keyed_manifest(manifest.model_dump(mode="json", exclude={"engine"}))
+    settings = {
+        key.removeprefix("prepare."): value for key, value in flat_items(content)
+    }
+    return {**settings, "prepare": list(manifest.steps)}
 
 
 def replay(comparison: Comparison, samples: int, tokens: Path | None) -> WhatIf:

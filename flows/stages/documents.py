@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
     import yaml
 
     from gristmill.core.secrets import mask_secrets
-    from gristmill.mixtures.base import outside_paths
+    from gristmill.mixtures.base import flat_items, outside_paths
     from gristmill.mixtures.user_code import own_functions
 
     sections = manifest.model_dump(
@@ -90,7 +90,14 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
             for name, licence in manifest.licences.items()
         ],
         "steps": [
-            {**step, "settings": list(_flat(mask_secrets(step["settings"])))}
+            {
+                **step,
+                "settings": [
+                    (name, value)
+                    for name, value in flat_items(mask_secrets(step["settings"]))
+                    if value not in (None, [])
+                ],
+            }
             for step in steps
         ],
         "manifest": yaml.safe_dump(
@@ -99,16 +106,6 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
         "code": [{"file": file, "source": source} for file, source in code.items()],
     }
     return {"documents": dump(section), "about": about}
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings that are set, each under its full name."""
-    for key, value in settings.items():
-        name = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, name)
-        elif value not in (None, [], {}):
-            yield name, value
 
 
 def _put(value: Any, location: Sequence[str | int], new: Any) -> None:

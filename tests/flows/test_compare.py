@@ -19,10 +19,10 @@ from gristmill.flows.questions.compare import (
     UnknownRunError,
     compare_runs,
     find_run,
-    keyed,
     pair,
     stages_of,
 )
+from gristmill.flows.questions.what_changed import keyed
 
 FINGERPRINTS = {
     "ingest": "a" * 64,
@@ -77,7 +77,7 @@ def write_run(store: Store, name: str, changed: str, steps: int, loss: float) ->
         "pretrain",
         prints["pretrain"],
         {},
-        {"metrics.jsonl": "\n".join(map(json.dumps, lines))},
+        {"metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines)},
     )
     write_json(
         store.runs / name / "run.json",
