@@ -58,6 +58,13 @@ class NotAllowedError(ExpressionError):
     """
 
 
+def all_names(measured: Mapping[str, Collection[str]]) -> list[str]:
+    """Names of all columns for expressions; see `names_of`."""
+    return [
+        name for columns in names_of(measured).values() for name in columns.values()
+    ]
+
+
 def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
     """Name the columns for expressions: a column measured by several steps is
     `<step>_<column>` in each.

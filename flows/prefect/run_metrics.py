@@ -7,11 +7,8 @@ of each manifest name is shown.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from gristmill.core.lease import highest
 from gristmill.core.progress import read_progress
@@ -47,61 +44,42 @@ METRICS = (
 def metrics_text(store: Store) -> bytes:
     """All metrics of a store in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(RunCollector(store))
+    gauges = {
+        name: Gauge(f"gristmill_{name}", about, labels, registry=registry)
+        for name, about, labels in METRICS
+    }
+    for name, record in newest_runs(store).items():
+        current = run_state(record)
+        for state in RUN_STATES:
+            gauges["run_state"].labels(name, state).set(state == current)
+        gauges["run_started_timestamp_seconds"].labels(name).set(record["started"])
+        # The end of a killed run is unknown.
+        end = record.get("finished", time.time() if current == "running" else None)
+        if end is not None:
+            gauges["run_seconds"].labels(name).set(end - record["started"])
+        for stage, entry in record["stages"].items():
+            labels = [name, stage]
+            stage_is = stage_state(entry, current == "running")
+            for state in STAGE_STATES:
+                gauges["stage_state"].labels(*labels, state).set(state == stage_is)
+            for kind in ROWS:
+                if kind in entry.get("rows", {}):
+                    gauges["stage_rows"].labels(*labels, kind).set(entry["rows"][kind])
+            if "seconds" in entry:
+                gauges["stage_seconds"].labels(*labels).set(entry["seconds"])
+            if stage_is != "running":
+                continue
+            gauges["stage_seconds"].labels(*labels).set(time.time() - entry["started"])
+            folder = store.folder(stage, name, entry["fingerprint"])
+            lease = folder.path / "lease"
+            progress = read_progress(lease, highest(lease))
+            if progress.get("total"):
+                share = progress["done"] / progress["total"]
+                gauges["stage_progress"].labels(*labels).set(share)
+            speed = progress.get("tokens_per_second")
+            if speed is not None:
+                gauges["tokens_per_second"].labels(*labels).set(speed)
     return generate_latest(registry)
-
-
-class RunCollector(Collector):
-    """Metrics of the newest run of each manifest name."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def describe(self) -> list[GaugeMetricFamily]:
-        """Empty, so that registration reads nothing."""
-        return []
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """See Collector."""
-        families = {
-            name: GaugeMetricFamily(f"gristmill_{name}", about, labels=labels)
-            for name, about, labels in METRICS
-        }
-
-        def add(metric: str, labels: Sequence[str], value: float) -> None:
-            families[metric].add_metric(labels, value)
-
-        for name, record in newest_runs(self._store).items():
-            current = run_state(record)
-            for state in RUN_STATES:
-                add("run_state", [name, state], float(state == current))
-            add("run_started_timestamp_seconds", [name], record["started"])
-            # The end of a killed run is unknown.
-            end = record.get("finished", time.time() if current == "running" else None)
-            if end is not None:
-                add("run_seconds", [name], end - record["started"])
-            for stage, entry in record["stages"].items():
-                labels = [name, stage]
-                stage_is = stage_state(entry, current == "running")
-                for state in STAGE_STATES:
-                    add("stage_state", [*labels, state], float(state == stage_is))
-                for kind in ROWS:
-                    if kind in entry.get("rows", {}):
-                        add("stage_rows", [*labels, kind], entry["rows"][kind])
-                if "seconds" in entry:
-                    add("stage_seconds", labels, entry["seconds"])
-                if stage_is != "running":
-                    continue
-                add("stage_seconds", labels, time.time() - entry["started"])
-                folder = self._store.folder(stage, name, entry["fingerprint"])
-                lease = folder.path / "lease"
-                progress = read_progress(lease, highest(lease))
-                if progress.get("total"):
-                    share = progress["done"] / progress["total"]
-                    add("stage_progress", labels, share)
-                if isinstance(progress.get("tokens_per_second"), int | float):
-                    add("tokens_per_second", labels, progress["tokens_per_second"])
-        yield from families.values()
 
 
 def stage_state(entry: StageEntry, is_running: bool) -> str:

@@ -8,8 +8,10 @@ score.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import pyarrow as pa
@@ -28,7 +30,7 @@ from gristmill.dataprep.encoders.model_folders import (
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.semantic.vector_jobs import VECTORS
 from gristmill.dataprep.semantic.vector_search import Near, nearest
-from gristmill.dataprep.words.bm25_scan import WordHit, search_words, terms_of
+from gristmill.dataprep.words.bm25_scan import search_words, terms_of
 from gristmill.dataprep.words.snippets import pattern_of, snippet
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.threshold_samples import by_shard
@@ -257,10 +259,31 @@ def search(
         numbers = pc.index_in(pa.array(ids, column.type), value_set=column)
         for id_, number in zip(ids, numbers.to_pylist(), strict=True):
             rows[shard, id_] = number
-    merged = merge(
-        [((hit.shard, rows[hit.shard, hit.id]), hit.cosine) for hit in near],
-        words.hits if words else [],
-    )
+    by_meaning = {
+        (hit.shard, rows[hit.shard, hit.id]): MeaningRank(rank, round(hit.cosine, 3))
+        for rank, hit in enumerate(near, 1)
+    }
+    by_words = {
+        (hit.shard, hit.row): WordsRank(rank, round(hit.bm25, 3))
+        for rank, hit in enumerate(words.hits if words else [], 1)
+    }
+    scores = dict(islice(merge(by_meaning, by_words).items(), limit))
+    hits: dict[Place, SearchHit] = {}
+    for shard, shard_rows in by_shard(scores).items():
+        table = corpus.read(shard, SHOWN, kept=None).take(pa.array(shard_rows))
+        texts = read_document_rows(corpus.inputs, shard, shard_rows, ["text"])["text"]
+        for row, document, text in zip(
+            shard_rows, table.to_pylist(), texts.to_pylist(), strict=True
+        ):
+            place = shard, row
+            hits[place] = SearchHit(
+                **document,
+                score=round(scores[place], 6),
+                meaning=by_meaning.get(place),
+                words=by_words.get(place),
+                characters=len(text),
+                snippet=snippet(text, terms),
+            )
     return SearchHits(
         text,
         methods,
@@ -269,7 +292,7 @@ def search(
         words.documents if words else None,
         words.matching if words else None,
         note,
-        _describe_hits(corpus, merged[:limit], terms),
+        [hits[place] for place in scores],
     )
 
 
@@ -299,59 +322,15 @@ Place = tuple[str, int]
 """A shard and a row."""
 
 
-@dataclass(frozen=True)
-class Merged:
-    """A document in the merged list: its place, its score, and its rank in each
-    list.
+def merge(*rankings: Iterable[Place]) -> dict[Place, float]:
+    """Merge rankings by the sum of 1 / (FUSION + rank), best first; ties are broken by
+    place.
     """
-
-    place: Place
-    score: float
-    meaning: MeaningRank | None
-    words: WordsRank | None
-
-
-def merge(near: Sequence[tuple[Place, float]], hits: Sequence[WordHit]) -> list[Merged]:
-    """Merge both lists by the sum of 1 / (FUSION + rank); ties are broken by place."""
-    by_meaning = {
-        place: MeaningRank(rank, round(cosine, 3))
-        for rank, (place, cosine) in enumerate(near, 1)
-    }
-    by_words = {
-        (hit.shard, hit.row): WordsRank(rank, round(hit.bm25, 3))
-        for rank, hit in enumerate(hits, 1)
-    }
-    merged = []
-    for place in {**by_meaning, **by_words}:
-        meaning = by_meaning.get(place)
-        words = by_words.get(place)
-        score = sum(1 / (FUSION + ranked.rank) for ranked in (meaning, words) if ranked)
-        merged.append(Merged(place, score, meaning, words))
-    return sorted(merged, key=lambda entry: (-entry.score, entry.place))
-
-
-def _describe_hits(
-    corpus: Corpus, merged: Sequence[Merged], terms: Sequence[str]
-) -> list[SearchHit]:
-    """Describe hits, in order."""
-    merged_by_place = {entry.place: entry for entry in merged}
-    hits: dict[Place, SearchHit] = {}
-    for shard, rows in by_shard(merged_by_place).items():
-        columns = corpus.read(shard, SHOWN, kept=None).take(pa.array(rows)).to_pylist()
-        texts = read_document_rows(corpus.inputs, shard, rows, ["text"])[
-            "text"
-        ].to_pylist()
-        for row, document, text in zip(rows, columns, texts, strict=True):
-            entry = merged_by_place[shard, row]
-            hits[entry.place] = SearchHit(
-                **document,
-                score=round(entry.score, 6),
-                meaning=entry.meaning,
-                words=entry.words,
-                characters=len(text),
-                snippet=snippet(text, terms),
-            )
-    return [hits[entry.place] for entry in merged]
+    scores: dict[Place, float] = defaultdict(float)
+    for ranking in rankings:
+        for rank, place in enumerate(ranking, 1):
+            scores[place] += 1 / (FUSION + rank)
+    return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
 
 
 def marked(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:

@@ -27,7 +27,6 @@ from gristmill.flows.report.facts import top_reasons
 from gristmill.flows.running.run_records import RunContent
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.mixtures.yaml_text import unknown_name
 
 STYLES = {
     "committed": "green",
@@ -339,7 +338,8 @@ def find_log(session: Session, stage: str | None) -> Path:
             last committed one.
 
     Raises:
-        NoLogError: no such stage exists, or nothing has run yet.
+        NoLogError: nothing has run yet.
+        UnknownStageError: the manifest has no such stage.
     """
     chosen = stage
     rows = [] if stage else stage_states(session)
@@ -351,11 +351,6 @@ def find_log(session: Session, stage: str | None) -> Path:
         raise NoLogError(
             f"nothing of {session.manifest_file} has been run in "
             f"{session.store.root}; run it with: {session.command('run')}"
-        )
-    if chosen not in session.plan:
-        raise NoLogError(
-            f"{session.manifest_file} has no stage "
-            f"{unknown_name(chosen, session.plan, 'it has')}"
         )
     folder = session.folder(chosen).logs
     attempts = sorted(int(path.stem) for path in folder.glob("*.log"))

@@ -25,6 +25,7 @@ EXTRA_OF = {
         name: name
         for name in (
             "fasttext",
+            "gguf",
             "kenlm",
             "mlflow",
             "pandas",

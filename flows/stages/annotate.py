@@ -45,7 +45,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
         DOCUMENT_COLUMNS,
         check_source,
     )
-    from gristmill.dataprep.where_sql import names_of
+    from gristmill.dataprep.where_sql import all_names
 
     place = place_of(manifest, name)
     section = manifest.steps[name].config
@@ -71,11 +71,8 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
         earlier: [column for column in measured[earlier] if column != EDITS]
         for earlier in list(manifest.steps)[: place[1]]
     }
-    available_columns = list(DOCUMENT_COLUMNS)
-    for columns_of_step in names_of(earlier_columns).values():
-        available_columns += columns_of_step.values()
     try:
-        check_source(step, available_columns)
+        check_source(step, [*DOCUMENT_COLUMNS, *all_names(earlier_columns)])
     except OwnCodeError as error:
         yield (*place, "use"), str(error)
     if not isinstance(step, OwnAnnotate):

@@ -137,14 +137,11 @@ def problems_of(
     from gristmill.dataprep.where_sql import (
         OWN_COLUMNS,
         NotAllowedError,
+        all_names,
         check,
-        names_of,
     )
 
-    names = [
-        *OWN_COLUMNS,
-        *(name for columns in names_of(measured).values() for name in columns.values()),
-    ]
+    names = [*OWN_COLUMNS, *all_names(measured)]
     unknown = [column for column in section.columns or () if column not in names]
     if unknown:
         yield (

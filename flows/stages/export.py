@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from collections.abc import Iterator
 
 from gristmill.core.files import as_path
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
+    Library,
     MeasuredColumns,
     Problems,
     Requirements,
@@ -57,12 +58,6 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     )
 
     place = (STAGE.name, "gguf")
-    if find_spec("gguf") is None:
-        yield (
-            place,
-            "needs gguf, which is not installed; install it with: pip install "
-            "'gristmill[gguf]', or remove it",
-        )
     section, model = manifest.tokenizer, manifest.model
     path: str | None = None if section is None else section.path
     if section is None and model is not None:
@@ -79,6 +74,12 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
         )
 
 
+def libraries(manifest: Manifest) -> Iterator[Library]:
+    """Yield the library that writes GGUF files."""
+    if manifest.export is not None and manifest.export.gguf:
+        yield Library("gguf", "export.gguf")
+
+
 STAGE = Stage(
     "export",
     3,
@@ -86,6 +87,6 @@ STAGE = Stage(
     configure,
     needs,
     preflight=preflight,
-    requirements=Requirements(torch=True),
+    requirements=Requirements(torch=True, libraries=libraries),
     display=Display(facts="gristmill.flows.report.facts:exported"),
 )

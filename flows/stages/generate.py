@@ -14,7 +14,12 @@ from gristmill.flows.stages import (
     quality,
 )
 from gristmill.flows.stages.ingest import read_sources
-from gristmill.flows.stages.sections import dump, name_outside_files, step_recipe
+from gristmill.flows.stages.sections import (
+    dump,
+    name_outside_files,
+    step_recipe,
+    without,
+)
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
@@ -62,9 +67,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
         section = sources[name].generate
         settings = name_outside_files(dump(section), section, verify)
         # access to the model, which does not affect its answers, is left out
-        model = {
-            key: value for key, value in settings["model"].items() if key not in HOW
-        }
+        model = without(settings["model"], *HOW)
         steps = []
         for step in section.prepare:
             stage = CHOOSING[step.stage]

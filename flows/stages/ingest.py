@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gristmill.flows.stages.sections import dump
+from gristmill.flows.stages.sections import dump, without
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
@@ -30,12 +30,9 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     if not manifest.text_sources:
         return None
     recipe, arguments = read_sources(manifest, verify, list(manifest.document_sources))
-    generated = (
-        {"generated": list(manifest.generated_sources)}
-        if manifest.generated_sources
-        else {}
-    )
-    return {**recipe, **generated}, arguments
+    if manifest.generated_sources:
+        recipe = {**recipe, "generated": list(manifest.generated_sources)}
+    return recipe, arguments
 
 
 def needs(manifest: Manifest) -> list[str]:
@@ -49,6 +46,7 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> Conf
     """
     from gristmill.dataprep.readers.sources import listing
 
+    sources = manifest.document_sources
     dumped = {
         name: dump(
             source,
@@ -56,31 +54,18 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> Conf
             *NOTE_KEYS,
             *(key for key in OWN_KEYS if getattr(source, key) is None),
         )
-        for name, source in manifest.document_sources.items()
+        for name, source in sources.items()
         if name in names
-    }
-    settings = {
-        name: {key: value for key, value in source.items() if key != "path"}
-        for name, source in dumped.items()
-    }
-    listings = {
-        name: listing(name, manifest.document_sources[name], verify=verify)
-        for name in dumped
-    }
-    recipe = {
-        "ingest": dump(manifest.ingest),
-        "sources": {
-            name: {**settings[name], "listing": listings[name]} for name in dumped
-        },
     }
     # The stage compares the listing with the files that it finds: files that changed in
     # the meantime are an error.
-    return recipe, {
-        "sources": {
-            name: {**source, "listing": listings[name]}
-            for name, source in dumped.items()
-        }
+    listed = {
+        name: {**source, "listing": listing(name, sources[name], verify=verify)}
+        for name, source in dumped.items()
     }
+    recipes = {name: without(source, "path") for name, source in listed.items()}
+    recipe = {"ingest": dump(manifest.ingest), "sources": recipes}
+    return recipe, {"sources": listed}
 
 
 STAGE = Stage(

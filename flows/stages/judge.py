@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gristmill.flows.stages.sections import without
 from gristmill.flows.stages.stage import (
     Display,
     Location,
@@ -25,10 +26,7 @@ def asked_recipe(section: Question | JudgePairs, settings: Recipe) -> Recipe:
     """
     from gristmill.dataprep.llm.prompt_templates import shipped
 
-    model = {
-        name: value for name, value in settings["model"].items() if name not in HOW
-    }
-    settings = {**settings, "model": model}
+    settings = {**settings, "model": without(settings["model"], *HOW)}
     if section.template is not None:
         return settings
     if isinstance(section, Question):

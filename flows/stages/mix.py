@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.ingest import MIXTURE_KEYS
-from gristmill.flows.stages.sections import dump, name_outside_files, seed_of
+from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, without
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
@@ -33,8 +33,7 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     if uses_own_weights(manifest.mix.model_dump()):
         return recipe, arguments
     unweighted_sources = {
-        name: {key: value for key, value in source.items() if key != "weight"}
-        for name, source in sources.items()
+        name: without(source, "weight") for name, source in sources.items()
     }
     return {**recipe, "sources": unweighted_sources}, {**arguments, "sources": sources}
 
@@ -51,14 +50,11 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     ]
     if not expressions:
         return
-    from gristmill.dataprep.where_sql import METADATA, OF_TOKENS, names_of
+    from gristmill.dataprep.where_sql import METADATA, OF_TOKENS, all_names
     from gristmill.tokenize.mixing.quotas import MixError
     from gristmill.tokenize.mixing.source_filters import check_names
 
-    names = [
-        *OF_TOKENS,
-        *(name for columns in names_of(measured).values() for name in columns.values()),
-    ]
+    names = [*OF_TOKENS, *all_names(measured)]
     for location, expression in expressions:
         key = ".".join(location)
         of_source = [METADATA] if location[1] in manifest.text_sources else []

@@ -32,7 +32,7 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     """Yield a judge's column that no earlier step measures, and problems with a judge's
     question.
     """
-    from gristmill.dataprep.where_sql import names_of
+    from gristmill.dataprep.where_sql import all_names
 
     section = manifest.steps[name].config
     assert isinstance(section, Quality)
@@ -41,12 +41,9 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     place = (*place_of(manifest, name), "judge")
     if section.judge.model is not None:
         yield from wrong_question(section.judge, place)
-    before = names_of(
+    known_columns = all_names(
         {step: measured[step] for step in list(manifest.steps)[: place[1]]}
     )
-    known_columns = [
-        column for columns in before.values() for column in columns.values()
-    ]
     column = section.judge.column
     if column is not None and column not in known_columns:
         yield (

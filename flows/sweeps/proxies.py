@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import yaml
 
@@ -34,7 +34,7 @@ from gristmill.flows.sweeps.grid import (
 )
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.pretrain import Pretrain
-from gristmill.tokenize.packed_files import MANIFEST
+from gristmill.tokenize.packed_files import MANIFEST, ShardEntry
 from gristmill.train.loop.batch_plan import plan_of
 
 SHARED_UNTIL = TOKENIZE
@@ -47,14 +47,6 @@ METRICS = "metrics.jsonl"
 """Metrics file of a training."""
 PROXY_MODEL = {"layers": 2, "width": 128, "heads": 4}
 """Small enough for a CPU: a proxy ranks mixtures, whatever its own quality."""
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Number and checksum of the held-out rows of a source."""
-
-    rows: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -333,21 +325,22 @@ def train_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome
             },
             task_errors(folder.data / METRICS),
         )
-        held_out = held_out_by(session)
+        packed = packed_manifest(session)
         outcome = replace(
             outcome,
             proxies=(*outcome.proxies, proxy),
-            validation={name: rows.sha256 for name, rows in held_out.items()},
-            supply=supply_of(session),
+            validation={
+                name: entry["sha256"] for name, entry in packed["validation"].items()
+            },
+            supply=supply_of(packed),
         )
     return outcome
 
 
-def supply_of(session: Session) -> dict[str, float]:
+def supply_of(packed: Mapping[str, Any]) -> dict[str, float]:
     """Return the tokens that a mixture may read of each of its sources: one epoch,
     times `max_epochs`.
     """
-    packed = read_json(session.folder(MIXTURE).data / MANIFEST)
     requested = packed["requested"]
     return {
         name: realised["available_tokens"] * requested[name]["max_epochs"]
@@ -377,17 +370,15 @@ def task_errors(metrics: Path) -> dict[str, float]:
     return errors
 
 
-def held_out_by(session: Session) -> dict[str, HeldOut]:
-    """Return the held-out rows of a committed mixture, by source."""
-    entries = read_json(session.folder(MIXTURE).data / MANIFEST)["validation"]
-    return {
-        name: HeldOut(entry["rows"], entry["sha256"]) for name, entry in entries.items()
-    }
+def packed_manifest(session: Session) -> dict[str, Any]:
+    """Return the packed.json of a committed mixture."""
+    content: dict[str, Any] = read_json(session.folder(MIXTURE).data / MANIFEST)
+    return content
 
 
-def check_held_out(held_out: Mapping[str, HeldOut], target: Weights) -> None:
+def check_held_out(held_out: Mapping[str, ShardEntry], target: Weights) -> None:
     """Raise SweepError if a mixture holds out no rows of a source of the target."""
-    measured = {name for name, rows in held_out.items() if rows.rows}
+    measured = {name for name, entry in held_out.items() if entry["rows"]}
     missing = [name for name in target if target[name] and name not in measured]
     if missing:
         raise SweepError(
@@ -417,4 +408,4 @@ def run_in_sequence(
         for stage in stages:
             runner.run_stage(stage)
             if stage == MIXTURE:
-                check_held_out(held_out_by(session), target or {})
+                check_held_out(packed_manifest(session)["validation"], target or {})

@@ -154,7 +154,7 @@ def least_within_hull(
         the shares (sources,) and their objective, or None if no mixture in the hull
         satisfies `max_shares`.
     """
-    from scipy.optimize import LinearConstraint, linprog, minimize
+    from scipy.optimize import LinearConstraint, minimize
 
     n = len(shares)
 
@@ -167,22 +167,9 @@ def least_within_hull(
         LinearConstraint(shares.T, -np.inf, limits),
     ]
     feasible = (shares <= limits + ROOM).all(axis=1)
-    if feasible.any():
-        values = np.where(feasible, objective(shares), np.inf)
-        corner = np.eye(n)[int(np.argmin(values))]
-    else:
-        point = linprog(
-            np.zeros(n),
-            A_ub=shares.T,
-            b_ub=limits,
-            A_eq=np.ones((1, n)),
-            b_eq=[1.0],
-            bounds=(0.0, 1.0),
-        )
-        if not point.success:
-            return None
-        corner = point.x
-    optima = [corner]
+    values = np.where(feasible, objective(shares), np.inf)
+    corner = np.eye(n)[int(np.argmin(values))]
+    optima = [corner] if feasible.any() else []
     for start in (np.full(n, 1.0 / n), 0.5 * corner + 0.5 / n):
         optimum = minimize(
             objective_of_average,
@@ -195,6 +182,8 @@ def least_within_hull(
         mix_weights /= mix_weights.sum()
         if (mix_weights @ shares <= limits + ROOM).all():
             optima.append(mix_weights)
+    if not optima:
+        return None
     best = min(optima, key=objective_of_average)
     return best @ shares, objective_of_average(best)
 

@@ -299,7 +299,7 @@ def test_export_selects_columns_and_rows(project: Path, tmp_path: Path) -> None:
             "--columns: there is no column 'langauge'; there are id, source",
         ),
         (["--columns", "id,id"], "--columns: 'id' is given twice"),
-        (["--shard-size", "big"], "--shard-size: 'big' is not a size"),
+        (["--shard-size", "big"], "Invalid value for '--shard-size'"),
         (
             ["--out", "hf://models/a/b"],
             "a data set of the hub is written hf://datasets/USER/NAME",

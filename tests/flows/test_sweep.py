@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
 from gristmill.flows.sweeps.proxies import (
-    HeldOut,
     MixtureOutcome,
     Proxy,
     Sweep,
@@ -33,6 +32,7 @@ from gristmill.flows.sweeps.sweep_report import (
     write_results,
 )
 from gristmill.mixtures.loader import parse_manifest
+from gristmill.tokenize.packed_files import ShardEntry
 
 OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
 MANIFEST = """\
@@ -117,7 +117,10 @@ def test_invalid_grids_are_rejected(tmp_path: Path, text: str, complaint: str) -
 def test_target_source_without_held_out_text_is_rejected_after_the_first_mixture() -> (
     None
 ):
-    held_out = {"prose": HeldOut(3, "a"), "code": HeldOut(0, "b")}
+    held_out = {
+        name: ShardEntry(file="", rows=rows, sha256="", beside={})
+        for name, rows in (("prose", 3), ("code", 0))
+    }
     check_held_out(held_out, {"prose": 1.0, "code": 0.0, "maths": 0.0})
     with pytest.raises(
         SweepError, match=r"no held-out text of code, maths; raise mix\.validation"

@@ -270,8 +270,7 @@ ANSWERS = {
     "new x.yaml --source nosuch://x": "nosuch://x cannot be listed",
     "new x.yaml --source a.txt --tokens 5": "greater than or equal to 20000",
     "new x.yaml --source a.txt --name a/b": "a name is made of letters",
-    "new a-file/x.yaml --source a.txt": "a-file/x.yaml cannot be written: not a "
-    "directory; name another file",
+    "new a-file/x.yaml --source a.txt": "a-file/x.yaml: not a directory",
     "schema more": "unexpected extra argument",
     "export-tokens good.yaml --out out": "Missing option '--format'",
     "export-tokens good.yaml --format nosuch --out out": "is not one of 'llmc'",
