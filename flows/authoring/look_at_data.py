@@ -39,6 +39,7 @@ from gristmill.flows.authoring.page_text import (
     text_per_stored_byte,
     text_share,
 )
+from gristmill.flows.planning.quantities import size
 from gristmill.mixtures.schema.sources import DocumentFiles
 from gristmill.mixtures.yaml_text import join_first
 
@@ -528,12 +529,3 @@ def _scalars(row: Row) -> dict[str, Any]:
 
 def _row_bytes(row: Row) -> int:
     return len(json.dumps(row, ensure_ascii=False, default=str).encode())
-
-
-def size(count: float) -> str:
-    """Format bytes: `12.3 MB`."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"

@@ -397,8 +397,8 @@ def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
     """Print the findings in lines that fit a narrow terminal."""
     from rich.text import Text
 
-    from gristmill.flows.authoring.look_at_data import size
     from gristmill.flows.pages.terminal_tables import plain_table, section
+    from gristmill.flows.planning.quantities import size
     from gristmill.flows.running.terminal import plain_console
 
     console = plain_console()

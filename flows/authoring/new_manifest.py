@@ -11,11 +11,9 @@ from pathlib import Path, PurePosixPath
 from statistics import fmean
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
-from gristmill.flows.authoring.look_at_data import (
-    Look,
-    size,
-)
+from gristmill.flows.authoring.look_at_data import Look
 from gristmill.flows.authoring.manifest_text import flow_text
+from gristmill.flows.planning.quantities import size
 from gristmill.mixtures.hub_paths import without_commit
 from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.scaling.size_rules import (

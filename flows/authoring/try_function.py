@@ -9,7 +9,6 @@ are taken from several shards or files to be representative.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import sys
 import tempfile
@@ -41,7 +40,7 @@ from gristmill.dataprep.readers.records import (
     Read,
     Rejected,
 )
-from gristmill.dataprep.readers.sources import SourceError, SourceFile, find_files
+from gristmill.dataprep.readers.sources import SourceError, find_files
 from gristmill.dataprep.user_code import annotate, edit
 from gristmill.dataprep.user_code.own_documents import (
     DocumentFunction,
@@ -159,7 +158,7 @@ def _sample_of_files(
     name: str, source: Source, documents: int, most_bytes: float, folder: Path
 ) -> Sample:
     """Read documents of evenly spaced files into shards: PARTS files, and while these
-    have too few, others of a local source, by the hash of their names.
+    have too few, others of a local source.
     """
     files = find_files(name, source).files
     section, reading = Ingest(), reading_of(source)
@@ -182,15 +181,12 @@ def _sample_of_files(
         if source.read is not None:
             process = stack.enter_context(OwnProcess(source.read))
 
-        first = evenly_spaced(files, PARTS)
-        more_files: list[SourceFile] = []
-        if is_local(as_path(files[0].location)):
-            more_files = sorted(
-                set(files).difference(first),
-                key=lambda file: hashlib.sha256(file.name.encode()).digest(),
-            )
-        for number, file in enumerate([*first, *more_files], start=1):
-            if number > len(first) and (
+        num_first = min(PARTS, len(files))
+        order = evenly_spaced_first(files)
+        if not is_local(as_path(files[0].location)):
+            order = order[:num_first]
+        for number, file in enumerate(order, start=1):
+            if number > num_first and (
                 writer.kept >= documents or writer.bytes_taken >= most_bytes
             ):
                 break
@@ -199,7 +195,7 @@ def _sample_of_files(
                 if process is None
                 else own_records(process, file, reading)
             )
-            share = min(number / len(first), 1.0)
+            share = min(number / num_first, 1.0)
             writer.limit = max(int(documents * share), writer.kept + 1)
             for record in extract_pages(records, guard, reading):
                 if isinstance(record, Rejected):
@@ -228,6 +224,13 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
     """Return at most this many items, evenly spaced from the first to the last."""
     places = {int(place) for place in np.linspace(0, len(items) - 1, number)}
     return [items[place] for place in sorted(places)] if items else []
+
+
+def evenly_spaced_first(items: Sequence[T]) -> list[T]:
+    """Return PARTS evenly spaced items, then all others in their order."""
+    first = evenly_spaced(items, PARTS)
+    chosen = set(first)
+    return [*first, *(item for item in items if item not in chosen)]
 
 
 @dataclass(frozen=True)
@@ -443,20 +446,19 @@ def _read_documents(
     """Yield documents of evenly spaced shards, then of all other shards while more are
     needed.
     """
-    order = evenly_spaced(range(len(sample.shards)), PARTS)
-    other_places = [place for place in range(len(sample.shards)) if place not in order]
+    num_first = min(PARTS, len(sample.shards))
     remaining = documents
-    for number, place in enumerate([*order, *other_places]):
+    for number, shard in enumerate(evenly_spaced_first(sample.shards)):
         if not remaining:
             return
         read = read_judged_columns(
             sample.inputs,
-            sample.shards[place],
+            shard,
             sample.sources,
             [*function.reads, "locator"],
         )
         num_taken = min(
-            remaining, -(-remaining // max(len(order) - number, 1)), len(read.judged)
+            remaining, -(-remaining // max(num_first - number, 1)), len(read.judged)
         )
         remaining -= num_taken
         if num_taken:

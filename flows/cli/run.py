@@ -78,8 +78,6 @@ def run(
     from gristmill.flows.running.stage_server import early_server
 
     with early_server(manifest, set_ or [], store):
-        from gristmill.mixtures.yaml_text import unknown_name
-
         session = open_or_exit(
             manifest,
             set_,
@@ -89,11 +87,7 @@ def run(
             verify_inputs=verify_inputs,
             allow_code=True,
         )
-        for option, names in (("--force", force or []), ("--keep", keep or [])):
-            for name in names:
-                if name not in session.plan:
-                    stages = unknown_name(name, session.plan, "it has")
-                    fail(f"{option}: this run has no stage {stages}")
+        session.check_stages([*(force or []), *(keep or [])])
         if keep and set(keep) & set(force or []):
             fail("--keep excludes --force of the same stage")
         refuse_force_on_hosts(session, bool(force))

@@ -344,7 +344,5 @@ def _print_forms(console: Console, plan: GpuPlan) -> None:
     section(console, "Time and cost")
     cost = ""
     if best.cost is not None:
-        cost = f", {at_least(best.cost, 2)} at {plan.price:g} per GPU and hour"
-    console.print(
-        f"{duration(best.hours)}, {at_least(best.gpu_hours, 2)} GPU-hours{cost}"
-    )
+        cost = f", {at_least(best.cost)} at {plan.price:g} per GPU and hour"
+    console.print(f"{duration(best.hours)}, {at_least(best.gpu_hours)} GPU-hours{cost}")

@@ -33,11 +33,8 @@ def duration(hours: float) -> str:
     return "< 1 s"
 
 
-def at_least(value: float, digits: int) -> str:
-    """Format a number with some decimals, or as `less than` the smallest one that they
+def at_least(value: float) -> str:
+    """Format a number with two decimals, or as `less than` the smallest one that they
     show.
     """
-    least = 10.0**-digits
-    if value >= least or not value:
-        return f"{value:,.{digits}f}"
-    return f"less than {least:.{digits}f}"
+    return "less than 0.01" if 0 < value < 0.01 else f"{value:,.2f}"

@@ -244,14 +244,8 @@ def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
 
 
 def _owner(labels: Mapping[str, Any]) -> ProcessIdentity:
-    return ProcessIdentity(
-        host=labels[f"{LABEL}host"],
-        machine=labels[f"{LABEL}machine"],
-        boot=labels[f"{LABEL}boot"],
-        pids=labels[f"{LABEL}pids"],
-        pid=labels[f"{LABEL}pid"],
-        ticks=labels[f"{LABEL}ticks"],
-    )
+    values = {key: labels[LABEL + key] for key in ProcessIdentity.__annotations__}
+    return ProcessIdentity(**values)
 
 
 def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:

@@ -28,8 +28,6 @@ from gristmill.flows.running.terminal import (
     TerminalObserver,
     plain_console,
 )
-from gristmill.flows.stages.plan import UnknownStageError
-from gristmill.mixtures.yaml_text import unknown_name
 
 
 def run(
@@ -75,7 +73,7 @@ def run(
             resumes.
     """
     session = _open_manifest(manifest, set, store, until, to_run=True)
-    _refuse_unknown(session, [*force, *keep])
+    session.check_stages([*force, *keep])
     session.keep(keep)
     console = plain_console(
         cast(TextIO, MaskedStream(cast(TextIO, LastingStream(sys.stdout))))
@@ -109,7 +107,7 @@ def plan(
         UnknownStageError: the manifest has no such stage.
     """
     session = _open_manifest(manifest, set, store, until, to_run=False)
-    _refuse_unknown(session, force)
+    session.check_stages(force)
     return explain_plan(session, frozenset(force))
 
 
@@ -151,12 +149,3 @@ def _open_manifest(
         allow_code=to_run,
         given=(changed.settings, written_keys(changed)),
     )
-
-
-def _refuse_unknown(session: Session, force: Sequence[str]) -> None:
-    unknown = [name for name in force if name not in session.plan]
-    if unknown:
-        raise UnknownStageError(
-            f"{session.manifest_file} has no stage "
-            f"{unknown_name(unknown[0], session.plan, 'it has')}"
-        )

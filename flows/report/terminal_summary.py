@@ -55,7 +55,7 @@ def print_summary(session: Session, run: Path, console: Console) -> None:
     print_table(console, prepared_table(facts), "Examples")
     print_tokens(facts, console)
     print_mixture(facts, console)
-    print_packing(facts, console)
+    print_table(console, packing_table(facts), "Packing")
     print_losses(facts, console)
     samples = some_samples(facts)
     if samples:
@@ -139,11 +139,6 @@ def print_mixture(facts: Facts, console: Console) -> None:
     for mixture in mixture_tables(facts):
         print_table(console, mixture)
     _print_notes(console, mixture_notes(facts))
-
-
-def print_packing(facts: Facts, console: Console) -> None:
-    """Cut documents and padding of the rows."""
-    print_table(console, packing_table(facts), "Packing")
 
 
 def print_losses(facts: Facts, console: Console) -> None:

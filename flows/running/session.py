@@ -54,14 +54,19 @@ class Session:
         Raises:
             UnknownStageError: the manifest has no such stage.
         """
-        if stage not in self.plan:
-            raise UnknownStageError(
-                f"{self.manifest_file} has no stage "
-                f"{unknown_name(stage, self.plan, 'it has')}"
-            )
+        self.check_stages([stage])
         return self.store.folder(
             stage, self.manifest.name, self.plan[stage].fingerprint
         )
+
+    def check_stages(self, stages: Iterable[str]) -> None:
+        """Raise UnknownStageError unless the plan has all these stages."""
+        for stage in stages:
+            if stage not in self.plan:
+                raise UnknownStageError(
+                    f"{self.manifest_file} has no stage "
+                    f"{unknown_name(stage, self.plan, 'it has')}"
+                )
 
     def committed(self, stage: str) -> StageFolder | None:
         """Folder of a stage of the plan if its output is committed, else None."""

@@ -68,16 +68,12 @@ def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
     def residuals(parameters: np.ndarray) -> np.ndarray:
         return law(parameters, shares) - values
 
-    def jacobian(parameters: np.ndarray) -> np.ndarray:
-        growth = np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0))
-        return np.column_stack([np.ones(len(shares)), growth[:, None] * shares])
-
     solutions = []
     for floor in FIRST_FLOORS:
         start = floor * values.min()
         exponents = np.linalg.lstsq(shares, np.log(values - start), rcond=None)[0]
         first = np.concatenate([[start], exponents])
-        solutions.append(least_squares(residuals, first, jacobian, method="trf"))
+        solutions.append(least_squares(residuals, first, jac="3-point"))
     best = min(solutions, key=lambda solution: solution.cost)
     return partial(law, best.x)
 

@@ -339,7 +339,7 @@ def test_books_are_split_into_paragraphs(tmp_path: Path) -> None:
     book_look = look_at("books", str(tmp_path))
     assert book_look.split == BOOK_PARAGRAPHS
     assert book_look.remarks == (
-        "1 of 2 files are longer than 500.0 kB, and are cut into paragraphs",
+        "1 of 2 files are longer than 500 kB, and are cut into paragraphs",
     )
     note = look_at("note", str(tmp_path / "note.txt"))
     assert (note.split, note.remarks) == (None, ())

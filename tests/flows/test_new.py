@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.readers.sources import SourceError
-from gristmill.flows.authoring.look_at_data import id_field, look_at, size, text_field
+from gristmill.flows.authoring.look_at_data import id_field, look_at, text_field
 from gristmill.flows.authoring.new_manifest import (
     MODELS,
     Wishes,
@@ -468,12 +468,6 @@ def test_invalid_names_sizes_and_options_are_rejected(
     assert [
         source_name("/data/web.jsonl.zst", used_names) for used_names in ([], ["web"])
     ] == ["web", "web-2"]
-    assert [size(count) for count in (999, 1234, 5.6e9, 7e12)] == [
-        "999 bytes",
-        "1.2 kB",
-        "5.6 GB",
-        "7.0 TB",
-    ]
     with pytest.raises(ManifestError, match="name"):
         write_manifest(
             Wishes("not a name"),

@@ -150,7 +150,7 @@ def test_small_sizes_times_and_costs_are_not_rounded_to_zero():
         "3.0 h",
         "3.0 d",
     ]
-    assert [at_least(value, 2) for value in (0, 0.004, 0.01, 1234.5)] == [
+    assert [at_least(value) for value in (0, 0.004, 0.01, 1234.5)] == [
         "0.00",
         "less than 0.01",
         "0.01",

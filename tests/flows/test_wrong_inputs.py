@@ -159,13 +159,13 @@ ANSWERS = {
     "ingest, clean",
     "run good.yaml --until pretrian": "no such stage: 'pretrian', did you mean "
     "'pretrain'? stages are generate",
-    "run good.yaml --force tokeniser": "--force: this run has no stage 'tokeniser', did "
+    "run good.yaml --force tokeniser": "good.yaml has no stage 'tokeniser', did "
     "you mean 'tokenizer'? it has ingest",
     "logs good.yaml tokenise": "good.yaml has no stage 'tokenise', did you mean "
     "'tokenize'? it has ingest",
     "run good.yaml --until sft": "good.yaml has no stage 'sft'; it has ingest, "
     "tokenizer",
-    "run good.yaml --force nosuch": "--force: this run has no stage 'nosuch'; it has",
+    "run good.yaml --force nosuch": "good.yaml has no stage 'nosuch'; it has",
     "stage nosuch good.yaml": "no such stage: 'nosuch'",
     "stage good.yaml ingest": "no such stage: 'good.yaml'",
     "plan good.yaml --gpus 0": "greater than or equal to 1",
