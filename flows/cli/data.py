@@ -356,7 +356,7 @@ def export_tokens(
     )
 
 
-def num_bytes(size: str) -> int:
+def num_bytes(size: str | int) -> int:
     """Parse a size such as `256MB`."""
     from pydantic import ByteSize, TypeAdapter
 
@@ -414,8 +414,9 @@ def export_documents(
             metavar="SIZE",
             help="Maximum text per file, e.g. 500MB.",
             parser=num_bytes,
+            show_default="256MB",
         ),
-    ] = "256MB",  # type: ignore[assignment] - parsed
+    ] = 256_000_000,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,

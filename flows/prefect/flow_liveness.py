@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from gristmill.core.lease import ProcessIdentity, identity, is_alive, is_gone
@@ -244,8 +244,8 @@ def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
 
 
 def _owner(labels: Mapping[str, Any]) -> ProcessIdentity:
-    values = {key: labels[LABEL + key] for key in ProcessIdentity.__annotations__}
-    return ProcessIdentity(**values)
+    keys = ProcessIdentity.__annotations__
+    return cast(ProcessIdentity, {key: labels[LABEL + key] for key in keys})
 
 
 def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:

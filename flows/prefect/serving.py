@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from gristmill.core.processes import end_session, end_with_parent
 from gristmill.core.secrets import mask_text
@@ -45,6 +44,9 @@ from gristmill.flows.prefect.sign_in import (
     pages_of,
 )
 from gristmill.flows.report.server import VARIABLE, metrics_link, serve_reports
+
+if TYPE_CHECKING:
+    import uvicorn
 
 DATABASE_VARIABLE = "PREFECT_API_DATABASE_CONNECTION_URL"
 SERVER_START_SECONDS = 120.0
@@ -221,20 +223,19 @@ def up_and_serve(
             f"{mask_text(str(store.root))}: {address}"
         )
         print(*how_to_open(port, password), metrics, sep="\n", flush=True)
-        links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
+        links = {VARIABLE: f"http://127.0.0.1:{port + 1}"}
         children.append(start_child("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):
             check_children(children)
     finally:
         for child in reversed(children):
             end_session(child, END_SECONDS)
-        reports.shutdown()
-        reports.server_close()
+        reports.should_exit = True
 
 
 def take_ports(
     port: int, password: str, metrics: Callable[[], bytes]
-) -> ThreadingHTTPServer:
+) -> uvicorn.Server:
     """Serve reports and metrics at the port after the server's, after checking that the
     server's port is free.
 
@@ -252,12 +253,13 @@ def take_ports(
     try:
         socket.create_server(("127.0.0.1", number)).close()
         number = port + 1
-        return serve_reports(number, password, metrics)
+        listening = socket.create_server(("127.0.0.1", number))
     except OSError as error:
         raise PortTakenError(
             f"port {number} is in use, perhaps by another gristmill up: open "
             f"http://127.0.0.1:{port}, or choose another --port"
         ) from error
+    return serve_reports(listening, password, metrics)
 
 
 def start_child(

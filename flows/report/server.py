@@ -13,18 +13,21 @@ import hashlib
 import hmac
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from gristmill.core.files import as_path
 from gristmill.flows.pages.page_html import HEADERS, file_policy
 from gristmill.flows.prefect.server_settings import server_password
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.requests import Request
 
 METRICS = "metrics"
 """The path of the metrics after their signature."""
@@ -59,82 +62,55 @@ def signature(path: str, password: str) -> str:
 
 
 def serve_reports(
-    port: int, password: str, metrics: Callable[[], bytes]
-) -> ThreadingHTTPServer:
-    """Serve reports and metrics on a port of the loopback address, on a thread of its
-    own, until `shutdown`.
+    listening: socket.socket, password: str, metrics: Callable[[], bytes]
+) -> uvicorn.Server:
+    """Serve reports and metrics on a thread of its own, until `should_exit` of the
+    server is set: `GET /SIGNATURE/PATH`, where PATH is a report's path, quoted, or
+    `metrics`.
 
     Args:
-        port: to listen on.
+        listening: socket on a port of the loopback address.
         password: signs the links.
         metrics: makes the text for Prometheus.
-
-    Raises:
-        OSError: the port is taken.
     """
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", port), partial(ReportHandler, password, metrics)
-    )
-    threading.Thread(target=server.serve_forever, daemon=True, name="reports").start()
-    return server
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import Response
+    from starlette.routing import Route
 
-
-class ReportHandler(BaseHTTPRequestHandler):
-    """Answers `GET /SIGNATURE/PATH`, where PATH is a report's path, quoted, and `GET
-    /SIGNATURE/metrics`.
-
-    Args:
-        password: signs the links.
-        metrics: makes the text for Prometheus.
-        arguments: of the base class.
-    """
-
-    def __init__(
-        self, password: str, metrics: Callable[[], bytes], *arguments: Any
-    ) -> None:
-        self._password, self._metrics = password, metrics
-        super().__init__(*arguments)
-
-    def do_GET(self) -> None:
-        """Send a report or the metrics, 403 without their signature, or 404."""
-        # Other host names that lead to this address belong to pages of other sites.
-        host = (self.headers.get("Host") or "").partition(":")[0]
-        if host not in ("127.0.0.1", "localhost"):
-            self.send_error(HTTPStatus.FORBIDDEN)
-            return
-        signed, _, quoted = urlsplit(self.path).path.removeprefix("/").partition("/")
-        path = unquote(quoted)
-        expected = signature(path, self._password)
+    def answer(request: Request) -> Response:
+        signed, _, path = request.path_params["path"].partition("/")
+        expected = signature(path, password)
         if not hmac.compare_digest(signed.encode(), expected.encode()):
             hint = "follow the link to a report from the page of its run"
-            self.send_error(HTTPStatus.FORBIDDEN, hint)
-            return
+            raise HTTPException(HTTPStatus.FORBIDDEN, hint)
         if path == METRICS:
-            headers = {"content-type": METRICS_TYPE}
             try:
-                content: bytes | None = self._metrics()
-            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+                return Response(metrics(), media_type=METRICS_TYPE)
+            except Exception as error:
                 log.warning("no metrics: %s", error)
                 status = HTTPStatus.SERVICE_UNAVAILABLE
-                self.send_error(status, "the store cannot be read")
-                return
-        else:
-            policy = f"{file_policy()}; frame-ancestors 'none'"
-            headers = {**HEADERS, "content-security-policy": policy}
-            headers["content-type"] = "text/html; charset=utf-8"
-            content = read_report(path)
+                raise HTTPException(status, "the store cannot be read") from error
+        content = read_report(path)
         if content is None:
-            self.send_error(HTTPStatus.NOT_FOUND, "no such report")
-            return
-        self.send_response(HTTPStatus.OK)
-        headers["content-length"] = str(len(content))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
+            raise HTTPException(HTTPStatus.NOT_FOUND, "no such report")
+        policy = f"{file_policy()}; frame-ancestors 'none'"
+        headers = {**HEADERS, "content-security-policy": policy}
+        return Response(content, headers=headers, media_type="text/html")
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Log no requests to the terminal."""
+    # Other host names that lead to this address belong to pages of other sites.
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
+    app = Starlette(routes=[Route("/{path:path}", answer)], middleware=[hosts])
+    config = uvicorn.Config(app, log_level="warning", access_log=False)
+    server = uvicorn.Server(config)
+    sockets = {"sockets": [listening]}
+    threading.Thread(
+        target=server.run, kwargs=sockets, daemon=True, name="reports"
+    ).start()
+    return server
 
 
 def read_report(location: str) -> bytes | None:

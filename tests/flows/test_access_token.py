@@ -148,11 +148,11 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     report = tmp_path / "report.html"
     report.write_text("grist")
     (tmp_path / "run.json").write_text("{}")
-    server = serve_reports(0, "gristmill:secret", bytes)
-    monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_address[1]}")
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = serve_reports(listening, "gristmill:secret", bytes)
+    monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{listening.getsockname()[1]}")
     yield report
-    server.shutdown()
-    server.server_close()
+    server.should_exit = True
 
 
 def test_reports_are_served_only_under_their_signed_link(

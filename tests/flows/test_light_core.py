@@ -183,7 +183,6 @@ def test_every_import_belongs_to_the_core_or_to_a_named_extra() -> None:
         "distributed": "engines",
         "ray": "engines",
         "pyspark": "Spark's own",
-        "gguf": "gguf",
         "pyiceberg": "iceberg",
     }
     core = required_by(PROJECT["dependencies"])

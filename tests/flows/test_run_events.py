@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
 import threading
 import urllib.error
@@ -245,8 +246,11 @@ def test_prometheus_metrics_contain_progress_and_speed(
 def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1})
     run_recorded(runner)
-    server = serve_reports(0, "gristmill:secret", lambda: metrics_text(runner.store))
-    base = f"http://127.0.0.1:{server.server_address[1]}"
+    listening = socket.create_server(("127.0.0.1", 0))
+    base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server = serve_reports(
+        listening, "gristmill:secret", lambda: metrics_text(runner.store)
+    )
     try:
         with urllib.request.urlopen(metrics_link(base, "gristmill:secret")) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
@@ -261,8 +265,7 @@ def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 urllib.request.urlopen(url_without_token)
     finally:
-        server.shutdown()
-        server.server_close()
+        server.should_exit = True
 
 
 @pytest.fixture
