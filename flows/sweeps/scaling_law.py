@@ -124,10 +124,6 @@ def fit_scaling_law(
     def residuals(logs: np.ndarray) -> np.ndarray:
         return np.asarray(np.logaddexp.reduce(terms(logs)) - np.log(measured))
 
-    def jacobian(logs: np.ndarray) -> np.ndarray:
-        floor, a, b = np.exp(terms(logs) - np.logaddexp.reduce(terms(logs)))
-        return np.stack([floor, a, -a * log_n, b, -b * log_d], axis=1)
-
     low = [-20.0, -20.0, 0.0, -20.0, 0.0]
     high = [math.log(measured.min()), 20.0, STEEPEST, 20.0, STEEPEST]
     starts = _starts(n, d, measured)
@@ -141,7 +137,7 @@ def fit_scaling_law(
         least_squares(
             residuals,
             np.clip(point, np.add(low, 1e-9), np.subtract(high, 1e-9)),
-            jac=jacobian,
+            jac="3-point",
             bounds=(low, high),
             loss="huber",
             f_scale=HUBER,
