@@ -7,7 +7,7 @@ that only the first job reads all their tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ BATCH_ROWS = 1000
 
 Columns = dict[str, Any]
 """Columns of n values: NumPy arrays, or Arrow arrays for types that NumPy lacks."""
-Measure = Callable[[Any], Columns]
+Measure = Callable[[Any], Mapping[str, Any]]
 """Function from n texts, or n rows of a table, to columns of n values."""
 
 
@@ -80,7 +80,7 @@ def measure_texts(
 
 def _try(
     measure: Measure, texts: pa.Array | pa.Table
-) -> tuple[Columns | None, str | None]:
+) -> tuple[Mapping[str, Any] | None, str | None]:
     try:
         return measure(texts), None
     except Exception as error:  # noqa: BLE001 - any error quarantines the document
@@ -104,7 +104,7 @@ class JudgedTexts(Shard):
 
     def ids(self) -> tuple[np.ndarray, np.ndarray]:
         """Ids of the readable texts as two uint64 each, which sort like the bytes."""
-        ids = self.documents["id"].take(pa.array(self.good)).combine_chunks()
+        ids = self.documents["id"].take(self.good).combine_chunks()
         halves = (
             np.frombuffer(b"".join(ids.to_pylist()), ">u8")
             .astype(np.uint64)
@@ -133,7 +133,7 @@ def read_judged(
 
     _, errors = measure_texts(column, check_encoding)
     readable = np.array([error is None for error in errors], bool)
-    texts = column.filter(pa.array(readable)).combine_chunks().cast(pa.large_string())
+    texts = column.filter(readable).combine_chunks().cast(pa.large_string())
     good = read.judged[readable]
     return JudgedTexts(read.documents, read.rows, read.judged, errors, good, texts)
 
@@ -156,8 +156,12 @@ def merge_annotations(inputs: Inputs, context: Context) -> dict[str, Path]:
     if len(stages) < 2:
         return dict(inputs)
     out = context.work / MERGED
-    merge = partial(merge_shard, inputs=dict(inputs), out=out)
-    run_tasks("merge", shard_tasks(inputs["ingest"]), merge, context)
+    run_tasks(
+        "merge",
+        shard_tasks(inputs["ingest"]),
+        partial(merge_shard, inputs=inputs, out=out),
+        context,
+    )
     return {
         **{name: folder for name, folder in inputs.items() if name not in stages},
         MERGED: out,
@@ -173,7 +177,7 @@ def merge_shard(task: Task, inputs: Inputs, out: Path) -> Done:
     edits = {} if combined.edits is None else {EDITS: combined.edits}
     write_table(
         out / task.name,
-        pa.table({"id": ids, "keep": pa.array(combined.keep), **edits}),
+        pa.table({"id": ids, "keep": combined.keep, **edits}),
         repeating=(),
     )
     return Done([out / task.name])

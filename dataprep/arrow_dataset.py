@@ -114,7 +114,7 @@ class CorpusScan:
         for shard in corpus.shards:
             table = corpus.read(shard, [*self.columns, *filtered], kept, where)
             if self.filter is not None:
-                table = table.filter(self.filter).select(list(self.columns))
+                table = table.filter(self.filter).select(self.columns)
             yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def to_reader(self) -> pa.RecordBatchReader:

@@ -70,8 +70,7 @@ def add_counts(parts: Iterable[Tally]) -> Tally:
                 total[key] = add_counts([total.get(key, {}), value])
             else:
                 total[key] = total.get(key, 0) + value
-    added: Tally = total
-    return added
+    return total
 
 
 def balance(

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
     Inputs,
@@ -32,8 +33,14 @@ from gristmill.dataprep.documents import (
     read_table,
     shard_names,
 )
-from gristmill.dataprep.edits import EDITS, Column, apply_edits, then
-from gristmill.dataprep.where_sql import OWN_COLUMNS, columns_in, evaluate, names_of
+from gristmill.dataprep.edits import EDITS, apply_edits, then
+from gristmill.dataprep.where_sql import (
+    OWN_COLUMNS,
+    StepColumns,
+    columns_in,
+    evaluate,
+    names_of,
+)
 from gristmill.mixtures.schema.sources import INGEST
 
 CLUSTERS = "clusters.parquet"
@@ -89,7 +96,7 @@ class Corpus:
         return annotation_stages(self.inputs)
 
     @cached_property
-    def measured(self) -> dict[str, tuple[str, str]]:
+    def measured(self) -> StepColumns:
         """Column name -> the step that measured it, and its name there."""
         step_columns = {
             step: [
@@ -179,7 +186,7 @@ class Corpus:
         Raises:
             gristmill.dataprep.where_sql.ExpressionError: the condition is invalid.
         """
-        selected = self.columns if columns is None else list(columns)
+        selected = self.columns if columns is None else columns
         names = [] if where is None else columns_in(where, self.schema.names)
         reading = _Reading(self, shard, {*selected, *names}, kept is not None)
         rows = np.arange(len(reading.ids))
@@ -238,8 +245,8 @@ class _Reading:
                 self.ids,
             )
             # `keep` is null on rows that an earlier step dropped.
-            keep = pc.fill_null(table["keep"], False).to_numpy().astype(bool)
-            drops = pa.array(self.kept & ~keep)
+            keep = pc.fill_null(table["keep"], False).to_numpy()
+            drops = self.kept & ~keep
             self.kept &= keep
             reasons = {
                 "dropped_by": pa.scalar(step),

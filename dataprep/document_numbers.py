@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import at_once, is_local
 from gristmill.dataprep.documents import open_table, shard_names, stored_text_bytes
 
@@ -38,8 +39,7 @@ class Numbering:
 
     def shards_of(self, documents: np.ndarray) -> np.ndarray:
         """Shard of each document: int64, positions in `shards`."""
-        places: np.ndarray = np.searchsorted(self.starts, documents, side="right") - 1
-        return places
+        return np.searchsorted(self.starts, documents, side="right") - 1
 
     def split(self, documents: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """Split ascending document numbers into (shard, row numbers), for every shard
@@ -69,7 +69,7 @@ def number_rows(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Nu
     names = [*(path.name for path in new), *(name for name, _ in old)]
     return Numbering(
         names,
-        np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
+        offsets_of(sizes),
         len(new),
     )
 

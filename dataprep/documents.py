@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.core.arrays import Column
 from gristmill.core.files import REPAIR, as_path, atomic_write, is_local
 from gristmill.dataprep.conservation import Counts, SourceCounts, add_counts
 from gristmill.dataprep.edits import EDITS, apply_edits, size_changes, then
@@ -218,9 +219,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         DamagedTableError: the table is damaged.
     """
     with open_table(path) as file:
-        return file.read(
-            None if columns is None else list(columns), use_threads=is_local(path)
-        )
+        return file.read(columns, use_threads=is_local(path))
 
 
 def shard_names(ingest: Path) -> list[str]:
@@ -261,7 +260,7 @@ class Shard:
     @property
     def judged_documents(self) -> pa.Table:
         """The judged rows of the documents."""
-        return self.documents.take(pa.array(self.judged))
+        return self.documents.take(self.judged)
 
     def write(
         self,
@@ -333,8 +332,8 @@ def read_shard(
         values = annotations.measured.get(name, pa.nulls(len(documents)))
         documents = documents.append_column(name, values)
     if columns is not None:
-        documents = documents.select(list(columns))
-    rows = np.flatnonzero(annotations.keep).astype(np.int64)
+        documents = documents.select(columns)
+    rows = np.flatnonzero(annotations.keep)
     return Shard(documents, rows, judged_rows(documents, rows, sources))
 
 
@@ -399,7 +398,7 @@ def combine_annotations(
             table = file.read(names, use_threads=is_local(inputs[stage]))
         check_ids(inputs, shard, stage, table["id"], ids)
         # `keep` is null on rows that an earlier stage dropped.
-        keep &= pc.fill_null(table["keep"], False).to_numpy().astype(bool)
+        keep &= pc.fill_null(table["keep"], False).to_numpy()
         if EDITS in names:
             stage_edits = table[EDITS].combine_chunks()
             edits = stage_edits if edits is None else then(edits, stage_edits)
@@ -420,8 +419,7 @@ def step_with(inputs: Inputs, shard: str, column: str) -> str | None:
 def column_names(path: Path) -> list[str]:
     """Column names of a table that a stage wrote."""
     with open_table(path) as file:
-        names: list[str] = file.schema_arrow.names
-        return names
+        return file.schema_arrow.names
 
 
 def read_annotations(
@@ -471,12 +469,11 @@ def check_ids(
         )
 
 
-def as_numbers(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+def as_numbers(values: Column) -> np.ndarray:
     """Convert a column to float64: NaN for null, 1 for true."""
-    numbers: np.ndarray = pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(
+    return pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(
         zero_copy_only=False
     )
-    return numbers
 
 
 def judged_rows(
@@ -485,9 +482,9 @@ def judged_rows(
     """Rows whose source the stage judges (all if `sources` is None)."""
     if sources is None:
         return rows
-    column = documents["source"].take(pa.array(rows)).cast(pa.string())
+    column = documents["source"].take(rows).cast(pa.string())
     member = pc.is_in(column, value_set=pa.array(list(sources), pa.string()))
-    return rows[member.to_numpy(zero_copy_only=False).astype(bool)]
+    return rows[member.to_numpy()]
 
 
 def spread(values: np.ndarray | pa.Array, errors: Remarks) -> pa.Array:
@@ -577,7 +574,6 @@ def count_documents(
         changes: int64 of shape (n,), bytes that the stage's edits add to each text.
         sizes: bytes of each text (int64); measured from the column `text` if None.
     """
-    row_numbers = pa.array(rows)
     if sizes is None:
         sizes = pc.binary_length(documents["text"]).cast(pa.int64())
     table = pa.table(
@@ -585,9 +581,9 @@ def count_documents(
             "source": documents["source"].cast(pa.string()),
             "reason": reasons.cast(pa.string()),
             "bytes": sizes,
-            "bytes_after": pc.add(sizes, pa.array(changes)),
+            "bytes_after": pc.add(sizes, changes),
         }
-    ).take(row_numbers)
+    ).take(rows)
     groups = table.group_by(["source", "reason"]).aggregate(
         [([], "count_all"), ("bytes", "sum"), ("bytes_after", "sum")]
     )

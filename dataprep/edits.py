@@ -11,11 +11,13 @@ that commands that only read documents do not import numba.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from gristmill.core.arrays import Column, offsets_of
 
 EDITS = "edits"
 """Name of the column."""
@@ -24,9 +26,14 @@ EDIT_TYPE = pa.struct(
 )
 EDITS_TYPE = pa.large_list(EDIT_TYPE)
 
-Column: TypeAlias = pa.Array | pa.ChunkedArray
 Edit = tuple[int, int, str]
 """Bytes `begin` up to `end` of the text, and their replacement (empty for a cut)."""
+
+
+RuleEdits = tuple[pa.Array, np.ndarray, np.ndarray]
+"""Edits of n texts; per text and rule the number of applications, and of bytes (int64
+of shape (n, rules), or (n,) for one rule).
+"""
 
 
 class Applications(TypedDict):
@@ -52,17 +59,18 @@ def edits_array(edits: Sequence[Sequence[Edit]]) -> pa.Array:
     sizes = [len(document_edits) for document_edits in edits]
     flat = [edit for document_edits in edits for edit in document_edits]
     begins, ends, texts = ([edit[part] for edit in flat] for part in range(3))
-    return _edits_column(
+    return edits_column(
         pa.array(begins, pa.int64()),
         pa.array(ends, pa.int64()),
         pa.array(texts, pa.string()),
-        np.concatenate([[0], np.cumsum(sizes)]),
+        offsets_of(sizes),
     )
 
 
-def _edits_column(
+def edits_column(
     begins: pa.Array, ends: pa.Array, texts: pa.Array, offsets: np.ndarray
 ) -> pa.Array:
+    """Column of edits; text i has those from offsets[i] up to offsets[i + 1]."""
     values = pa.StructArray.from_arrays([begins, ends, texts], fields=list(EDIT_TYPE))
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
 
@@ -75,9 +83,8 @@ def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.
         offsets: int64 of shape (n + 1,); document i has the cuts from offsets[i] up to
             offsets[i + 1].
     """
-    nothing = pa.array(np.zeros(len(begins), np.int8)).cast(pa.string())
-    texts = pc.replace_substring(nothing, "0", "")
-    return _edits_column(pa.array(begins), pa.array(ends), texts, offsets)
+    texts = pa.repeat("", len(begins))
+    return edits_column(pa.array(begins), pa.array(ends), texts, offsets)
 
 
 def apply_edits(texts: Column, edits: Column) -> pa.Array:
@@ -122,15 +129,14 @@ def size_changes(edits: Column) -> np.ndarray:
         pc.binary_length(values.field("text")).cast(pa.int64()),
         pc.subtract(values.field("end"), values.field("begin")),
     )
-    total = np.cumsum(grown.to_numpy(zero_copy_only=False).astype(np.int64))
-    changes: np.ndarray = np.diff(np.concatenate([[0], total])[_firsts(edits)])
-    return changes
+    total = offsets_of(grown.to_numpy(zero_copy_only=False))
+    return np.diff(total[_firsts(edits)])
 
 
 def _firsts(edits: pa.Array) -> np.ndarray:
     """Position of the first edit of each text, and of the end: int64."""
     counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False)
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return offsets_of(counts)
 
 
 def then(first: pa.Array, second: pa.Array) -> pa.Array:
@@ -171,7 +177,7 @@ def then(first: pa.Array, second: pa.Array) -> pa.Array:
     texts = pa.LargeStringArray.from_buffers(
         len(begins), pa.py_buffer(cuts), pa.py_buffer(data)
     ).cast(pa.string())
-    return _edits_column(pa.array(begins), pa.array(ends), texts, offsets)
+    return edits_column(pa.array(begins), pa.array(ends), texts, offsets)
 
 
 def _buffers(

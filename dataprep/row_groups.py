@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import is_local
 from gristmill.dataprep.documents import (
     ID_BYTES,
@@ -73,7 +74,7 @@ def read_matching(
     else:
         value_set = pa.array(sorted_values, kind)
     hits = table.filter(pc.is_in(table[column], value_set=value_set))
-    return hits if columns is None else hits.select(list(columns))
+    return hits if columns is None else hits.select(columns)
 
 
 def read_rows(
@@ -87,16 +88,16 @@ def read_rows(
             file.metadata.row_group(number).num_rows
             for number in range(file.metadata.num_row_groups)
         ]
-        ends = np.cumsum([0, *sizes])
+        ends = offsets_of(sizes)
         numbers = np.asarray(rows, dtype=np.int64)
         groups = np.searchsorted(ends, numbers, side="right") - 1
         used = np.unique(groups)
         table = file.read_row_groups(
             used.tolist(),
-            None if columns is None else list(columns),
+            columns,
             use_threads=is_local(path),
         )
-    starts = np.cumsum([0, *(sizes[group] for group in used.tolist())])
+    starts = offsets_of([sizes[group] for group in used.tolist()])
     return table.take(
         integers(starts[np.searchsorted(used, groups)] + numbers - ends[groups])
     )
@@ -180,7 +181,7 @@ def read_document_rows(
             table = table.set_column(
                 place, table.schema.field(place), apply_edits(table["text"], edits)
             )
-    return table if columns is None else table.select(list(columns))
+    return table if columns is None else table.select(columns)
 
 
 def read_annotation_rows(
@@ -248,7 +249,7 @@ def read_texts(
             if annotations.edits is not None:
                 texts = apply_edits(texts, annotations.edits[part])
             kept = annotations.keep[part]
-            yield texts if kept.all() else texts.filter(pa.array(kept))
+            yield texts if kept.all() else texts.filter(kept)
             begin = part.stop
 
 

@@ -20,8 +20,7 @@ def sort_rows(*columns: np.ndarray) -> np.ndarray:
     """Order (int64) that sorts rows by the first column, then by the second, and so on;
     stable.
     """
-    order: np.ndarray = np.lexsort(columns[::-1])
-    return order
+    return np.lexsort(columns[::-1])
 
 
 def sorted_columns(
@@ -49,8 +48,7 @@ def spread_groups(starts: np.ndarray, rows: int) -> np.ndarray:
     """Group number of each row."""
     marks = np.zeros(rows, np.int64)
     marks[starts] = 1
-    numbers: np.ndarray = np.cumsum(marks) - 1
-    return numbers
+    return np.cumsum(marks) - 1
 
 
 def group_sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

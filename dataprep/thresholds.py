@@ -21,6 +21,10 @@ from gristmill.dataprep.conservation import RuleCounts
 from gristmill.mixtures.base import Judging
 
 Side = Literal["min", "max"]
+Columns = Mapping[str, np.ndarray]
+"""Column -> int64 or float64 of shape (n,); NaN if a statistic does not apply, which
+every threshold passes.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def bounds_of(section: BaseModel) -> Iterator[Bound]:
 
 
 def failures(
-    statistics: Mapping[str, np.ndarray], thresholds: Mapping[str, BaseModel]
+    statistics: Columns, thresholds: Mapping[str, BaseModel]
 ) -> dict[str, np.ndarray]:
     """Documents that fail each rule.
 
@@ -83,9 +87,7 @@ def failures(
     return failed
 
 
-def first_failures(
-    failed: Mapping[str, np.ndarray], documents: int
-) -> list[str | None]:
+def first_failures(failed: Columns, documents: int) -> list[str | None]:
     """First rule that each of n documents fails, or None."""
     reasons: list[str | None] = [None] * documents
     for rule, mask in failed.items():
@@ -94,7 +96,7 @@ def first_failures(
     return reasons
 
 
-def count_failures(failed: Mapping[str, np.ndarray]) -> RuleCounts:
+def count_failures(failed: Columns) -> RuleCounts:
     """Count the documents that fail each rule."""
     if not failed:
         return {}

@@ -96,8 +96,7 @@ def load_function(own: OwnFunction) -> Function:
             f"{own.reference} is {type(attribute).__name__}, which "
             "cannot be called; name a function"
         )
-    function: Function = attribute
-    return function
+    return attribute
 
 
 def blame(own: OwnFunction, error: BaseException) -> str:

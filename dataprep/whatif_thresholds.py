@@ -22,11 +22,10 @@ from gristmill.dataprep.documents import (
     as_numbers,
     read_annotations,
 )
-from gristmill.dataprep.thresholds import Side, bounds_of, count_failures
+from gristmill.dataprep.thresholds import Columns, Side, bounds_of, count_failures
 from gristmill.mixtures.base import Judging
 
 JUDGEMENT_COLUMNS = ("keep", "reason")
-Columns = Mapping[str, np.ndarray]
 Measure = Callable[[Columns], np.ndarray]
 
 
@@ -87,8 +86,7 @@ class Rule:
             if self.part and parts
             else summary.get("counts", {}).get("dropped", {})
         )
-        number: int = counted.get(self.name, 0)
-        return number
+        return counted.get(self.name, 0)
 
 
 def short_name(rule: str) -> str:
@@ -123,7 +121,7 @@ class Verdicts:
 
     rows: np.ndarray
     keep: np.ndarray
-    failed: Mapping[str, np.ndarray]
+    failed: Columns
     columns: Columns
     tallies: Mapping[str, Tally] = field(default_factory=dict)
 
@@ -144,8 +142,7 @@ def remember_last(
     def remembering(columns: Columns) -> np.ndarray:
         if last[0] is not columns:
             last[:] = columns, function(columns)
-        result: np.ndarray = last[1]
-        return result
+        return last[1]
 
     return remembering
 
@@ -206,10 +203,9 @@ def threshold_rule(
     """Rule that a statistic is at least (`min`) or at most (`max`) a bound."""
 
     def fails(columns: Columns) -> np.ndarray:
-        failed: np.ndarray = (
+        return (
             columns[statistic] < bound if side == "min" else columns[statistic] > bound
         )
-        return failed
 
     return Rule(name, key, statistic, bound, fails, (statistic,), side=side)
 
@@ -232,10 +228,10 @@ def judge_shard(
     """
     statistics = sorted({name for rule in [*before, *after] for name in rule.reads})
     table = read_annotations(inputs, shard, stage, [*JUDGEMENT_COLUMNS, *statistics])
-    is_judged = pc.is_valid(table["keep"]).to_numpy(zero_copy_only=False).astype(bool)
-    rows = np.flatnonzero(is_judged).astype(np.int64)
-    table = table.take(pa.array(rows))
-    kept = table["keep"].to_numpy(zero_copy_only=False).astype(bool)
+    is_judged = pc.is_valid(table["keep"]).to_numpy()
+    rows = np.flatnonzero(is_judged)
+    table = table.take(rows)
+    kept = table["keep"].to_numpy()
     reasons = np.array(table["reason"].cast(pa.string()).to_pylist(), object)
     columns = {name: measured(table[name]) for name in statistics}
     fixed = ~kept & ~np.isin(reasons.astype(str), [rule.name for rule in before])

@@ -43,6 +43,8 @@ variables; once locked, no expression can change them
 
 
 Node = dict[str, Any]
+StepColumns = dict[str, tuple[str, str]]
+"""Name of a column -> the step that measured it, and its name there."""
 """Node of DuckDB's parse tree."""
 
 
@@ -366,8 +368,7 @@ def _parse(connection: Any, expression: str) -> Node:
         raise NotAllowedError(
             "it is more than one statement; allowed is one condition or one number"
         )
-    node: Node = tree["statements"][0]["node"]
-    return node
+    return tree["statements"][0]["node"]
 
 
 def _expressions(value: Any) -> Iterator[Node]:

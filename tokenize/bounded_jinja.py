@@ -23,6 +23,7 @@ from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+Function = Callable[..., Any]
 MOST_WORK = 50_000_000
 """Units of one rendering, some ten seconds: 1,001 messages with calls of tools take 0.2
 million by the templates of Qwen3, Llama 3.1 and GLM-4.5, 8 million by gpt-oss's and 24
@@ -118,7 +119,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for function in (_turns, _read, _sliced, _spend):
             self.filters[_filter_name(function)] = function
 
-    def add_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
+    def add_filters(self, filters: Mapping[str, Function]) -> None:
         """Add filters that are charged for the size of their arguments."""
         for name, function in filters.items():
             is_cheap = name in CONSTANT_TIME
@@ -210,14 +211,12 @@ def render(template: jinja2.Template, **names: Any) -> str:
         ) from error
 
 
-def _filter(
-    node: nodes.Node, function: Callable[..., Any], *args: nodes.Expr
-) -> nodes.Filter:
+def _filter(node: nodes.Node, function: Function, *args: nodes.Expr) -> nodes.Filter:
     name = _filter_name(function)
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
-def _filter_name(function: Callable[..., Any]) -> str:
+def _filter_name(function: Function) -> str:
     """Name of a filter that the syntax tree is given; no template can write it."""
     return f"{function.__name__} by gristmill"
 
@@ -256,7 +255,7 @@ def _sliced(value: Any) -> Any:
     return value
 
 
-def _charging(function: Callable[..., Any]) -> Callable[..., Any]:
+def _charging(function: Function) -> Function:
     """A filter or test that is charged for the size of its arguments."""
 
     @wraps(function)

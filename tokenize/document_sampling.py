@@ -15,12 +15,13 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.text.hashing import splitmix64
 from gristmill.dataprep.text.kernels import kernel
 
 
-def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
+def id_words(ids: Column) -> np.ndarray:
     """Document ids as numbers: uint64 of shape (n, 2), in the same order as the
     bytes.
     """

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.files import as_path, canonical_json, read_json
+from gristmill.core.object_stores import Warn
 from gristmill.dataprep.documents import ID_BYTES, read_table
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.mixtures.schema.engine import Stream
@@ -107,7 +108,7 @@ class PackedSet(Shards):
         self,
         folder: str | Path,
         stream: Stream | None = None,
-        warn: Callable[[str], None] = warnings.warn,
+        warn: Warn = warnings.warn,
     ) -> None:
         root = as_path(folder)
         path = root / MANIFEST

@@ -46,6 +46,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import REPAIR, is_local, sha256_file
 from gristmill.dataprep.documents import ID_BYTES
 
@@ -62,7 +63,7 @@ INDEX_GROUP_ROWS = 16_384
 groups.
 """
 LARGEST_UINT16_VOCAB = 65_536
-DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype] = {
     "uint16": np.dtype("<u2"),
     "uint32": np.dtype("<u4"),
 }
@@ -333,7 +334,7 @@ class Boundaries:
         """
         first = self.offsets[rows]
         counts = self.offsets[rows + 1] - first
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        offsets = offsets_of(counts)
         index = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
         return Boundaries(offsets, np.asarray(self.bounds[index]))
 
@@ -362,9 +363,7 @@ def boundaries_of(
     """
     row = pieces["row"].astype(np.int64) - first
     counts = np.bincount(row, minlength=rows)
-    offsets = np.concatenate([[0], np.cumsum(np.maximum(counts, 1) + 1)]).astype(
-        np.int64
-    )
+    offsets = offsets_of(np.maximum(counts, 1) + 1)
     bounds = np.zeros(offsets[-1], np.int32)
     bounds[offsets[1:] - 1] = np.where(counts, 0, sequence_length)
     begins = np.cumsum(counts) - counts

@@ -11,14 +11,15 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gristmill.core.files import REPAIR, is_local
+from gristmill.core.object_stores import Warn
 from gristmill.mixtures.schema.engine import Stream
 from gristmill.tokenize.packed_files import (
     CHECKSUM_DTYPE,
@@ -64,9 +65,9 @@ class Shards:
         folder: Path,
         entries: Sequence[ShardEntry],
         sequence_length: int,
-        dtype: np.dtype[Any],
+        dtype: np.dtype,
         stream: Stream | None,
-        warn: Callable[[str], None],
+        warn: Warn,
     ) -> None:
         self.ends = np.cumsum([entry["rows"] for entry in entries], dtype=np.int64)
         self.local = is_local(folder)
@@ -254,7 +255,7 @@ class Buffers:
         self._free: deque[mmap.mmap] = deque(maxlen=most_kept)
         self._lent: dict[int, _Loan] = {}
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    def array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Array of undefined content."""
         size = dtype.itemsize * math.prod(shape)
         if size < LARGE_BYTES:

@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 
 from gristmill.dataprep.text.hashing import first_bytes, load64
 from gristmill.dataprep.text.kernels import inner_kernel, kernel, pointer
+from gristmill.dataprep.text.simd import fetch, high_half, prefetch
 
 ALL_THERE, NO_SUCH_ROW, DAMAGED = -1, -2, -3
 """Returned by `gather_mapped` instead of a shard's number."""
@@ -70,7 +71,7 @@ def gather_mapped(addresses, sums, ends, rows, out):  # type: ignore[no-untyped-
         source = addresses[shard] + np.uint64(number * size)
         next_row = rows[min(place + 1, len(rows) - 1)]
         next_source = _address(addresses, ends, next_row, size)
-        prefetch(_address(sums, ends, next_row, 8))
+        fetch(_address(sums, ends, next_row, 8))
         checksum = hash_row(
             source, (target + np.uint64(place * size), next_source), size, lanes
         )
@@ -260,7 +261,7 @@ def add_stripes(
                 builder.extract_value(copy, number) for number in range(2)
             )
             builder.store(words, vector_at(builder.add(target, at)), align=1)
-            _load_soon(builder, builder.add(next_source, at))
+            prefetch(builder, builder.add(next_source, at))
         key = builder.load(
             vector_at(builder.add(secret, builder.mul(number, word(8)))), align=1
         )
@@ -285,45 +286,10 @@ def add_stripes(
     return types.void(address, addresses, address, address, address), generate
 
 
-@intrinsic
-def prefetch(typing: Any, address: Any) -> Any:
-    """Prefetch the memory at an address, which need not be valid."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _load_soon(builder, arguments[0])
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), generate
-
-
-READ_INTO_ALL_CACHES = (0, 3, 1)
-"""Arguments of llvm.prefetch (LLVM Language Reference Manual): for reading, kept in all
-caches, of data.
-"""
-
-
-def _load_soon(builder: Any, address: Any) -> None:
-    pointer_type = ir.PointerType(ir.IntType(8))
-    number = ir.IntType(32)
-    signature = ir.FunctionType(ir.VoidType(), [pointer_type, number, number, number])
-    function = builder.module.declare_intrinsic(
-        "llvm.prefetch", [pointer_type], signature
-    )
-    builder.call(
-        function,
-        [builder.inttoptr(address, pointer_type), *map(number, READ_INTO_ALL_CACHES)],
-    )
-
-
 @inner_kernel
 def _folded_product(first, second):  # type: ignore[no-untyped-def]
     """The two halves of a product of 128 bits, by exclusive or (XXH3_mul128_fold64)."""
-    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
-    lows = (first & low) * (second & low)
-    cross = (first >> half) * (second & low) + (lows >> half)
-    other_cross = (first & low) * (second >> half) + (cross & low)
-    upper = (first >> half) * (second >> half) + (cross >> half) + (other_cross >> half)
-    return upper ^ (other_cross << half | lows & low)
+    return high_half(first, second) ^ first * second
 
 
 @inner_kernel

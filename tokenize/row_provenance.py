@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from gristmill.dataprep.corpus import url_of
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
+    Inputs,
     MisalignedError,
     annotation_stages,
     column_names,
@@ -38,7 +39,7 @@ class DocumentOrigin(TypedDict):
 
 
 def known_of(
-    packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[str]
+    packed: PackedSet, inputs: Inputs, ids: Iterable[str]
 ) -> dict[str, DocumentOrigin]:
     """`describe_documents` by hexadecimal ids."""
     origins = describe_documents(packed, inputs, {bytes.fromhex(id_) for id_ in ids})
@@ -46,7 +47,7 @@ def known_of(
 
 
 def describe_documents(
-    packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[bytes]
+    packed: PackedSet, inputs: Inputs, ids: Iterable[bytes]
 ) -> dict[bytes, DocumentOrigin]:
     """Describe the origin and measurements of documents.
 
@@ -83,7 +84,7 @@ def describe_documents(
 
 
 def _describe_shard(
-    inputs: Mapping[str, Path], shard: str, rows: Sequence[int]
+    inputs: Inputs, shard: str, rows: Sequence[int]
 ) -> list[DocumentOrigin]:
     origins: list[DocumentOrigin] = []
     columns = ["id", "source", "locator", "metadata"]

@@ -223,8 +223,7 @@ def _distinct(values: np.ndarray) -> list[int]:
     """
     if len(values) and values.min() == values.max():
         return [int(values[0])]
-    distinct: list[int] = np.unique(values).tolist()
-    return distinct
+    return np.unique(values).tolist()
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ tokens are contiguous in one bucket. Rows are read from mapped shards, by addres
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import carray
@@ -57,7 +57,7 @@ class MappedRows:
     """
 
     def __init__(
-        self, shards: Sequence[OpenShard], length: int, dtype: np.dtype[Any]
+        self, shards: Sequence[OpenShard], length: int, dtype: np.dtype
     ) -> None:
         self._kept = [
             (

@@ -30,19 +30,24 @@ mapped beside.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import atomic_write, read_json, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.documents import Inputs
+from gristmill.dataprep.runners.shuffle import (
+    Sending,
+    Sent,
+    Shuffled,
+    run_stream,
+)
 from gristmill.dataprep.runners.tasks import Done, Task, partition_tasks, run_tasks
 from gristmill.dataprep.shuffle_format import count_partitions
 from gristmill.tokenize.packed import PackedSet
@@ -99,7 +104,7 @@ class Plan:
     shortest: int
     bits: int
     partition_bits: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     out: Path
 
 
@@ -128,7 +133,7 @@ class IndexSummary:
 
 
 def run(
-    inputs: Mapping[str, Path], config: IndexRecipe, out: Path, context: Context
+    inputs: Inputs, config: IndexRecipe, out: Path, context: Context
 ) -> IndexSummary:
     """Index the training rows of a packed set; the module lists the files.
 
@@ -164,17 +169,13 @@ def run(
             )
         )
         first = last
-    _, sent = run_shuffle(
-        GRAMS,
-        tasks,
-        partial(send_places, plan=plan),
-        context,
-        {GRAMS: partitions},
+    _, sent = run_stream(
+        GRAMS, tasks, partial(send_places, plan=plan), context, partitions
     )
     sorted_ = run_tasks(
         "sort",
         partition_tasks(partitions),
-        partial(sort_partition, plan=plan, sent=sent[GRAMS]),
+        partial(sort_partition, plan=plan, sent=sent),
         context,
     )
     places = sum(result["places"] for result in sorted_)
@@ -192,7 +193,7 @@ def run(
     return IndexSummary(places, partitions)
 
 
-def send_places(task: Task, plan: Plan) -> Generator[Sent, None, Done]:
+def send_places(task: Task, plan: Plan) -> Sending:
     """Send every possible start of a passage in a shard to the partition of its
     bucket.
     """

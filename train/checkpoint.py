@@ -24,7 +24,7 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gristmill.core.files import read_json, sha256_file, write_json
+from gristmill.core.object_stores import Warn
 from gristmill.core.stage_context import NOT_MIRRORED, Mirroring
 from gristmill.train.distributed.process_groups import World, agree, exchange_timeout
 from gristmill.train.loop.loop_state import CheckpointState, StateTensors
@@ -107,7 +108,7 @@ class Checkpoints:
         optimizers: Sequence[torch.optim.Optimizer],
         world: World,
         keeping: Keeping,
-        warn: Callable[[str], None],
+        warn: Warn,
         mirroring: Mirroring = NOT_MIRRORED,
     ) -> None:
         self.folder = folder

@@ -250,5 +250,4 @@ def measured_once(file: Path, world: World, measure: Callable[[], Found]) -> Fou
         measurement = measure()
         if world.is_first:
             write_json(file, measurement)
-    content: Found = agree(read_json(file) if world.is_first else None, world)
-    return content
+    return agree(read_json(file) if world.is_first else None, world)

@@ -37,7 +37,7 @@ from gristmill.core.files import (
     read_json,
     write_json,
 )
-from gristmill.core.object_stores import Patience
+from gristmill.core.object_stores import Patience, Warn
 from gristmill.core.secrets import restore_secrets
 from gristmill.core.stage_context import StageDescription, read_inputs
 from gristmill.mixtures.schema.engine import Engine, Stream, TrainingEngine
@@ -259,9 +259,7 @@ class Mirror:
         warn: receives warnings of failures, at most one per minute.
     """
 
-    def __init__(
-        self, here: Path, folder: Path, stream: Stream, warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, here: Path, folder: Path, stream: Stream, warn: Warn) -> None:
         self._here = here
         self._folder = folder
         self._patience = Patience(
@@ -390,7 +388,7 @@ class Mirror:
         return files
 
 
-def mirror_of(here: Path, stream: Stream, warn: Callable[[str], None]) -> Mirror | None:
+def mirror_of(here: Path, stream: Stream, warn: Warn) -> Mirror | None:
     """Mirror of this training's folder; None if the stage folder is local, and on all
     ranks but the first of each host.
     """

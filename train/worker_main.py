@@ -191,10 +191,9 @@ def run_stage(
     warn_of_idle_gpus(context)
     module, _, function = description["run"].partition(":")
     run = getattr(importlib.import_module(module), function)
-    summary: Mapping[str, object] = run(
+    return run(
         read_inputs(description), description["config"], folder / "data", context
     )
-    return summary
 
 
 def warn_of_idle_gpus(context: Context) -> None:

@@ -33,14 +33,21 @@ from gristmill.dataprep.conservation import (
     histogram,
 )
 from gristmill.dataprep.documents import Inputs, read_shard
-from gristmill.dataprep.edits import EDITS, Applications, apply_edits, edits_array, then
+from gristmill.dataprep.edits import (
+    EDITS,
+    Applications,
+    RuleEdits,
+    apply_edits,
+    edits_array,
+    then,
+)
 from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
     run_tasks,
     shard_tasks,
 )
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.clean import Clean
@@ -67,7 +74,7 @@ class Step:
     """
 
     rules: tuple[str, ...]
-    edit: Callable[[pa.Array], tuple[pa.Array, np.ndarray, np.ndarray]]
+    edit: Callable[[pa.Array], RuleEdits]
 
 
 class CleanedShard(Counted):
@@ -110,9 +117,12 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> CleanSum
         QuarantineError: more documents than allowed raised an error.
     """
     section = Clean.model_validate(config)
-    tasks = shard_tasks(inputs["ingest"])
-    process = partial(clean_shard, inputs=dict(inputs), section=section, out=out)
-    results = run_tasks("clean", tasks, process, context)
+    results = run_tasks(
+        "clean",
+        shard_tasks(inputs["ingest"]),
+        partial(clean_shard, inputs=inputs, section=section, out=out),
+        context,
+    )
     return CleanSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["edits"] for result in results),
@@ -215,14 +225,11 @@ def judge(columns: Mapping[str, np.ndarray], section: Clean) -> np.ndarray:
 
 def count_words(texts: pa.Array) -> np.ndarray:
     """Number of words (`str.split()`) of n texts: int64 of shape (n,)."""
-    counts: np.ndarray = _count_words(*text_buffers(texts), code_point_flags())
-    return counts
+    return _count_words(*text_buffers(texts), code_point_flags())
 
 
 @kernel
-def _count_words(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray
-) -> np.ndarray:
+def _count_words(data: Bytes, offsets: Offsets, flags: Flags) -> np.ndarray:
     counts = np.zeros(len(offsets) - 1, np.int64)
     piece = new_rows()[:1]
     for text in range(len(counts)):

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.edits import EDIT_TYPE
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.edits import edits_column
+from gristmill.dataprep.text.kernels import Bytes, Flags, kernel
 from gristmill.dataprep.text.spans import NEWLINE, strip
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
@@ -37,7 +37,7 @@ ALIKE = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
 
 
 @lru_cache(maxsize=1)
-def character_classes() -> np.ndarray:
+def character_classes() -> Flags:
     """Flags of every code point: uint8 of shape (CODE_POINTS,)."""
     predicates = (
         (UPPER, np.strings.isupper),
@@ -81,7 +81,7 @@ def push(rows: np.ndarray, count: int, begin: int, end: int, mark: int) -> np.nd
 
 @kernel
 def strip_pieces(
-    data: np.ndarray, pieces: np.ndarray, first: int, last: int, flags: np.ndarray
+    data: Bytes, pieces: np.ndarray, first: int, last: int, flags: Flags
 ) -> tuple[int, int]:
     """Strip whitespace from both ends of a text of pieces, as `str.strip()`.
 
@@ -112,7 +112,7 @@ def strip_pieces(
 def push_edits(
     edits: np.ndarray,
     count: int,
-    data: np.ndarray,
+    data: Bytes,
     begin: int,
     end: int,
     pieces: np.ndarray,
@@ -144,9 +144,7 @@ def push_edits(
 
 
 @kernel
-def line_words(
-    data: np.ndarray, pieces: np.ndarray, flags: np.ndarray, most: int
-) -> int:
+def line_words(data: Bytes, pieces: np.ndarray, flags: Flags, most: int) -> int:
     """Number of words (`str.split()`) of a line of pieces, counted up to `most`."""
     words = 0
     in_word = False
@@ -169,9 +167,6 @@ def rows_array(rows: np.ndarray, offsets: np.ndarray) -> pa.Array:
         offsets: int64 of shape (n + 1,); document i has the rows from offsets[i] up to
             offsets[i + 1].
     """
-    texts = pa.array(["", "\n"]).take(pa.array(rows[:, NEW_LINE]))
-    values = pa.StructArray.from_arrays(
-        [pa.array(rows[:, BEGIN].copy()), pa.array(rows[:, END].copy()), texts],
-        fields=list(EDIT_TYPE),
-    )
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
+    texts = pa.array(["", "\n"]).take(rows[:, NEW_LINE])
+    begins, ends = pa.array(rows[:, BEGIN].copy()), pa.array(rows[:, END].copy())
+    return edits_column(begins, ends, texts, offsets)

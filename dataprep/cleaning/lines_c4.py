@@ -37,7 +37,8 @@ from gristmill.dataprep.cleaning.line_pieces import (
     rows_array,
     strip_pieces,
 )
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.edits import RuleEdits
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import end_of_line, strip
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
@@ -78,9 +79,7 @@ _FIXED_CITATIONS = tuple(
 )
 
 
-def c4_lines(
-    texts: pa.Array, options: C4Lines
-) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+def c4_lines(texts: pa.Array, options: C4Lines) -> RuleEdits:
     """Edits of C4's line rules for n texts.
 
     Returns:
@@ -106,10 +105,10 @@ def c4_lines(
 
 @kernel
 def _c4_lines(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
-    classes: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
+    classes: Flags,
     lower: np.ndarray,
     max_word: int,
     citations: bool,
@@ -183,9 +182,7 @@ def _c4_lines(
 
 
 @kernel
-def has_long_word(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int
-) -> bool:
+def has_long_word(data: Bytes, begin: int, end: int, flags: Flags, most: int) -> bool:
     """Return True if a word has more than `most` code points."""
     if end - begin <= most:  # it has no more code points than bytes
         return False
@@ -204,10 +201,10 @@ def has_long_word(
 def _push_line(
     pieces: np.ndarray,
     count: int,
-    data: np.ndarray,
+    data: Bytes,
     begin: int,
     end: int,
-    classes: np.ndarray,
+    classes: Flags,
     citations: bool,
 ) -> tuple[np.ndarray, int]:
     """Add a line without its citations; a line of only citations becomes empty
@@ -230,7 +227,7 @@ def _push_line(
 
 
 @kernel
-def end_of_citation(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> int:
+def end_of_citation(data: Bytes, at: int, end: int, classes: Flags) -> int:
     """End of the citation that begins at the `[` at `at`; `at` itself if there is
     none.
     """
@@ -242,9 +239,7 @@ def end_of_citation(data: np.ndarray, at: int, end: int, classes: np.ndarray) ->
 
 
 @kernel
-def ends_in_punctuation(
-    data: np.ndarray, pieces: np.ndarray, apostrophes: bool
-) -> bool:
+def ends_in_punctuation(data: Bytes, pieces: np.ndarray, apostrophes: bool) -> bool:
     """Return True if a line of pieces ends in `.`, `?`, `!`, `"` or, with
     `apostrophes`, `'`, but not in `...`.
     """
@@ -273,7 +268,7 @@ def ends_in_punctuation(
 
 @kernel
 def _phrase_verdict(
-    data: np.ndarray,
+    data: Bytes,
     pieces: np.ndarray,
     lower: np.ndarray,
     javascript: bool,
@@ -307,7 +302,7 @@ def _phrase_verdict(
 
 @kernel
 def _continues(
-    data: np.ndarray,
+    data: Bytes,
     pieces: np.ndarray,
     piece: int,
     at: int,

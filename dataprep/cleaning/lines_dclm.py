@@ -45,8 +45,8 @@ from gristmill.dataprep.cleaning.line_pieces import (
     rows_array,
     strip_pieces,
 )
-from gristmill.dataprep.edits import apply_edits, then
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.edits import RuleEdits, apply_edits, then
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import NEWLINE, skip_to_newlines
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
@@ -84,9 +84,7 @@ NEVER = 2.0
 """Ratio that no line exceeds."""
 
 
-def dclm_lines(
-    texts: pa.Array, options: DclmLines
-) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
     """Edits of DCLM's line rules for n texts.
 
     Returns:
@@ -126,10 +124,10 @@ def dclm_lines(
 
 @kernel
 def _drop_lines(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
-    classes: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
+    classes: Flags,
     lower: np.ndarray,
     max_uppercase: float,
     max_digits: float,
@@ -200,7 +198,7 @@ def _drop_lines(
 
 @kernel
 def _push_lines(
-    lines: np.ndarray, data: np.ndarray, begin: int, end: int
+    lines: np.ndarray, data: Bytes, begin: int, end: int
 ) -> tuple[np.ndarray, int]:
     """Lines of a text, as by `str.split` at newlines: one more than there are
     newlines.
@@ -216,9 +214,7 @@ def _push_lines(
 
 
 @kernel
-def _ratio(
-    data: np.ndarray, begin: int, end: int, classes: np.ndarray, flag: int
-) -> float:
+def _ratio(data: Bytes, begin: int, end: int, classes: Flags, flag: int) -> float:
     """Share of the code points that have a flag."""
     flagged = 0
     length = 0
@@ -232,11 +228,11 @@ def _ratio(
 
 @kernel
 def is_counter(
-    data: np.ndarray,
+    data: Bytes,
     at: int,
     end: int,
-    flags: np.ndarray,
-    classes: np.ndarray,
+    flags: Flags,
+    classes: Flags,
     lower: np.ndarray,
 ) -> bool:
     """Return True if a line is only a number of likes, views and so on; every character
@@ -268,7 +264,7 @@ def is_counter(
 
 @kernel
 def _skip_non_word(
-    data: np.ndarray, at: int, end: int, flags: np.ndarray, lower: np.ndarray
+    data: Bytes, at: int, end: int, flags: Flags, lower: np.ndarray
 ) -> int:
     """Offset of the first word character from `at` on."""
     while at < end:
@@ -281,7 +277,7 @@ def _skip_non_word(
 
 @kernel
 def after_phrase(
-    data: np.ndarray, at: int, end: int, table: np.ndarray, phrase: np.ndarray
+    data: Bytes, at: int, end: int, table: np.ndarray, phrase: np.ndarray
 ) -> int:
     """End of an ASCII phrase that begins at `at`, comparing code points through
     `table`; 0 if it does not match.
@@ -298,9 +294,9 @@ def after_phrase(
 
 @kernel
 def _cut_substrings(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
     table: np.ndarray,
     most_words: int,
     place: int,
@@ -358,10 +354,10 @@ def _cut_substrings(
 def _push_without(
     pieces: np.ndarray,
     count: int,
-    data: np.ndarray,
+    data: Bytes,
     begin: int,
     end: int,
-    flags: np.ndarray,
+    flags: Flags,
     table: np.ndarray,
     place: int,
     phrase: np.ndarray,
@@ -406,7 +402,7 @@ def _push_without(
 
 
 @kernel
-def _before_space(data: np.ndarray, begin: int, at: int, flags: np.ndarray) -> int:
+def _before_space(data: Bytes, begin: int, at: int, flags: Flags) -> int:
     """Start of the whitespace character before a byte; the byte itself if there is
     none.
     """
@@ -416,7 +412,7 @@ def _before_space(data: np.ndarray, begin: int, at: int, flags: np.ndarray) -> i
     return place if flags[code] & SPACE else at
 
 
-def cap_newlines(texts: pa.Array, most: int) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+def cap_newlines(texts: pa.Array, most: int) -> RuleEdits:
     """Edits that cut every run of line ends to its first `most`; a line end is U+000A
     or U+000D U+000A.
 
@@ -430,7 +426,7 @@ def cap_newlines(texts: pa.Array, most: int) -> tuple[pa.Array, np.ndarray, np.n
 
 @kernel
 def _long_runs(
-    data: np.ndarray, offsets: np.ndarray, most: int
+    data: Bytes, offsets: Offsets, most: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     firsts = np.zeros(number + 1, np.int64)

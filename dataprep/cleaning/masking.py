@@ -29,7 +29,7 @@ from gristmill.dataprep.cleaning.pii import (
     digits_of,
     find_anchors,
 )
-from gristmill.dataprep.edits import Edit, edits_array
+from gristmill.dataprep.edits import Edit, RuleEdits, edits_array
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.clean import Mask, PiiKind
 
@@ -40,7 +40,7 @@ Found = tuple[int, int, PiiKind]
 """Start and end of a byte range in a text, and its kind."""
 
 
-def mask(texts: pa.Array, options: Mask) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+def mask(texts: pa.Array, options: Mask) -> RuleEdits:
     """Edits that replace the personal data of n texts.
 
     Returns:

@@ -51,7 +51,7 @@ from string import ascii_letters, digits
 import numpy as np
 
 from gristmill.dataprep.cleaning.line_pieces import new_rows, push
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Bytes, Offsets, kernel
 from gristmill.dataprep.text.unicode_tables import byte_table
 from gristmill.mixtures.steps.clean import PiiKind
 
@@ -438,7 +438,7 @@ number.
 
 @kernel
 def find_anchors(
-    data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray
+    data: Bytes, offsets: Offsets, wanted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the places of n texts where personal data may be.
 
@@ -520,7 +520,7 @@ def is_digit(byte: int) -> bool:
 
 
 @kernel
-def _begins_ipv4(data: np.ndarray, at: int, end: int) -> bool:
+def _begins_ipv4(data: Bytes, at: int, end: int) -> bool:
     """Return True if up to three digits and a dot occur three times, followed by a
     digit.
     """
@@ -536,7 +536,7 @@ def _begins_ipv4(data: np.ndarray, at: int, end: int) -> bool:
 
 
 @kernel
-def _digits_from(data: np.ndarray, at: int, end: int, gap: int, marks: bool) -> int:
+def _digits_from(data: Bytes, at: int, end: int, gap: int, marks: bool) -> int:
     """Number of digits in a row with at most `gap` separators between two, counted up
     to 13.
 

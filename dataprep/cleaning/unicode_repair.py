@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.edits import Edit, edits_array
+from gristmill.dataprep.edits import Edit, RuleEdits, edits_array
 from gristmill.dataprep.text.kernels import text_buffers
 
 NOT_PLAIN = re.compile(rb"[^\n\x20-\x7e]|&")
@@ -54,7 +54,7 @@ def ftfy_config() -> Any:
     )
 
 
-def fix_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+def fix_unicode(texts: pa.Array) -> RuleEdits:
     """Edits that turn each text into its `ftfy.fix_text`; returns as `repair_lines`."""
     import ftfy
 
@@ -68,9 +68,7 @@ def fix_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     )
 
 
-def normalise(
-    texts: pa.Array, form: Literal["NFC", "NFKC"]
-) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+def normalise(texts: pa.Array, form: Literal["NFC", "NFKC"]) -> RuleEdits:
     """Edits that turn each text into a normalisation form; returns as
     `repair_lines`.
     """
@@ -81,7 +79,7 @@ def normalise(
 
 def repair_lines(
     texts: pa.Array, repair: Repair, special: re.Pattern[bytes]
-) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+) -> RuleEdits:
     """Edits of n texts by a function of single lines.
 
     Args:

@@ -7,14 +7,21 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Flags,
+    Offsets,
+    Positions,
+    kernel,
+    text_buffers,
+)
 from gristmill.dataprep.text.spans import NEWLINE, word_spans
 from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode
 
 
 def widen(
     texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray, margin: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[Positions, Positions, Offsets]:
     """Widen spans by up to `margin` code points on either side, and join spans that
     touch.
 
@@ -38,7 +45,7 @@ def widen(
 
 
 def words_left(
-    texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray
+    texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: Offsets
 ) -> np.ndarray:
     """Number of words of each text outside its cuts: int64 of shape (n,)."""
     return _words_left(*text_buffers(texts), code_point_flags(), begins, ends, offsets)
@@ -46,14 +53,14 @@ def words_left(
 
 @kernel
 def _widen(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
     text: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
+    begins: Positions,
+    ends: Positions,
     margin: int,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Positions, Positions]:
     wide_begins = begins.copy()
     wide_ends = ends.copy()
     for span in range(len(text)):
@@ -101,7 +108,7 @@ def _widen(
 @kernel
 def _join(
     text: np.ndarray, begins: np.ndarray, ends: np.ndarray, texts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[Positions, Positions, Offsets]:
     joined_begins = np.empty(len(text), np.int64)
     joined_ends = np.empty(len(text), np.int64)
     offsets = np.zeros(texts + 1, np.int64)
@@ -122,12 +129,12 @@ def _join(
 
 @kernel
 def _words_left(
-    data: np.ndarray,
+    data: Bytes,
     text_offsets: np.ndarray,
-    flags: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    offsets: np.ndarray,
+    flags: Flags,
+    begins: Positions,
+    ends: Positions,
+    offsets: Offsets,
 ) -> np.ndarray:
     counts = np.zeros(len(text_offsets) - 1, np.int64)
     for text in range(len(counts)):

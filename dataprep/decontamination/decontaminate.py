@@ -45,7 +45,7 @@ from gristmill.dataprep.decontamination.ngram import (
 )
 from gristmill.dataprep.documents import ID_BYTES, Inputs, positions, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.runners.shuffle import Sending, Sent, run_shuffle
+from gristmill.dataprep.runners.shuffle import Sending, Sent, run_stream
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.shuffle_format import (
     columns_of,
@@ -261,22 +261,20 @@ def run(
     parts_file = task_file(plan.work, "index", "parts")
     write_rows(parts_file, pa.Table.from_pylist(rows, PARTS_SCHEMA))
     tasks = shard_tasks(inputs["ingest"])
-    _, scanned = run_shuffle(
-        "scan", tasks, partial(scan, plan=plan), context, {COUNTS: 1}
-    )
+    _, scanned = run_stream("scan", tasks, partial(scan, plan=plan), context, 1, COUNTS)
     documents = np.zeros(index.num_ngrams, np.int64)
-    for counted in map(columns_of, scanned[COUNTS].pieces(0)):
+    for counted in map(columns_of, scanned.pieces(0)):
         documents[counted["ngram"]] += counted["documents"]
     frequent = documents > section.max_document_frequency
     frequent_file = task_file(plan.work, "index", "frequent")
     write_rows(frequent_file, pa.table({"frequent": frequent}))
-    results, matched = run_shuffle(
-        "apply", tasks, partial(apply, plan=plan), context, {MATCHES: 1}
+    results, matched = run_stream(
+        "apply", tasks, partial(apply, plan=plan), context, 1, MATCHES
     )
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     matches = MATCH_SCHEMA.empty_table()
-    if not matched[MATCHES].is_nothing:
-        matches = matched[MATCHES].read(0)
+    if not matched.is_nothing:
+        matches = matched.read(0)
     keys = [(name, "ascending") for name in ("set", "item", "field", "id", "begin")]
     matches = matches.sort_by(keys).combine_chunks()
     write_table(out / MATCHES_FILE, matches)

@@ -15,10 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.filters.repetition import empty_table
 from gristmill.dataprep.shuffle_format import open_batches, write_rows
 from gristmill.dataprep.text.hashing import fmix64
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Flags,
+    Offsets,
+    Positions,
+    kernel,
+    text_buffers,
+)
 from gristmill.dataprep.text.spans import hashed_words
 from gristmill.dataprep.text.unicode_tables import (
     code_point_flags,
@@ -38,7 +46,7 @@ belongs to a template ("answer the following") and is not searched for.
 
 @kernel
 def number_words(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray
+    data: Bytes, offsets: Offsets, flags: Flags, lower: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Number the distinct words of all parts in order of appearance; returns the first
     arrays of `NgramIndex`.
@@ -171,16 +179,16 @@ def _number_hashed(
 
 @kernel
 def scan_texts(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
     lower: np.ndarray,
     wanted: np.ndarray,
     word_table: np.ndarray,
     word_hashes: np.ndarray,
     indexed: np.ndarray,
     table: np.ndarray,
-    begins: np.ndarray,
+    begins: Positions,
     lengths: np.ndarray,
     place_offsets: np.ndarray,
     prefixes: np.ndarray,
@@ -330,11 +338,7 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
     template = np.diff(place_offsets) > MOST_PLACES
     prefixes = flag_prefixes(words, begins[~template], prefix_words)
     counted_positions = ngram_positions[~template[number_at[ngram_positions]]]
-    part = np.searchsorted(part_offsets, counted_positions, side="right") - 1
-    new = np.diff(part, prepend=-1) != 0
-    counted = np.bincount(
-        part, covered(counted_positions, lengths[part], new), len(lengths)
-    ).astype(np.int64)
+    counted = covered_words(counted_positions, part_offsets, lengths).astype(np.int64)
     return NgramIndex._make(
         [
             *vocabulary,
@@ -372,7 +376,7 @@ def read_index(path: Path) -> NgramIndex:
     )
 
 
-def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
+def find_ngrams(texts: Column, index: NgramIndex) -> Hits:
     """Find all n-grams of the index in n texts, except templates.
 
     Raises:
@@ -417,3 +421,12 @@ def covered(positions: np.ndarray, length: np.ndarray, new: np.ndarray) -> np.nd
     """
     gaps = np.diff(positions, prepend=0)
     return np.where(new, length, np.minimum(gaps, length))
+
+
+def covered_words(
+    places: np.ndarray, part_offsets: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+    """Number of words of each part that the n-grams at some places, ascending, cover."""
+    part = np.searchsorted(part_offsets, places, side="right") - 1
+    new = np.diff(part, prepend=-1) != 0
+    return np.bincount(part, covered(places, lengths[part], new), len(lengths))

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.shuffle_format import group_starts, sort_rows, spread_groups
+from gristmill.dataprep.where_sql import StepColumns
 from gristmill.mixtures.schema.prepare import column_prefix
 
 DOCUMENT_COLUMNS = ("id", "source", "locator")
@@ -62,7 +63,7 @@ def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
     return parsed
 
 
-def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, str]]:
+def qualified(measured: Mapping[str, Collection[str]]) -> StepColumns:
     """Map every valid column name to its (step, column).
 
     If several steps write the same column, the plain name is the last step's and
@@ -72,8 +73,8 @@ def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, s
         measured: name of a step -> its columns, in the order of the steps.
     """
     uses = Counter(column for columns in measured.values() for column in columns)
-    plain: dict[str, tuple[str, str]] = {}
-    prefixed: dict[str, tuple[str, str]] = {}
+    plain: StepColumns = {}
+    prefixed: StepColumns = {}
     for step, columns in measured.items():
         for column in columns:
             plain[column] = (step, column)

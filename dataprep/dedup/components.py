@@ -25,17 +25,14 @@ import pyarrow as pa
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.dedup.dedup_index import DedupPlan
 from gristmill.dataprep.runners.shuffle import (
-    Sender,
     Sending,
     Sent,
     Shuffled,
-    run_shuffle,
+    run_stream,
 )
 from gristmill.dataprep.runners.tasks import (
     Done,
-    OfPartition,
     PartitionTask,
-    Result,
     partition_tasks,
 )
 from gristmill.dataprep.shuffle_format import (
@@ -191,31 +188,34 @@ def find_components(
     """
     tasks = partition_tasks(num_partitions)
     rounds = 0
-
-    def run(
-        name: str,
-        sender: Sender[OfPartition, Result],
-        number: int = num_partitions,
-    ) -> tuple[list[Result], Shuffled]:
-        results, sent = run_shuffle(name, tasks, sender, context, {name: number})
-        return results, sent[name]
-
-    _, edges = run(
-        FOREST, partial(contract, plan=plan, links=links, num_partitions=num_partitions)
+    _, edges = run_stream(
+        FOREST,
+        tasks,
+        partial(contract, plan=plan, links=links, num_partitions=num_partitions),
+        context,
+        num_partitions,
     )
     is_small = False
     while num_partitions > 1:
         name = f"{'small' if is_small else 'large'}-star-{rounds}"
-        results, edges = run(
-            name, partial(make_stars, name=name, edges=edges, is_small=is_small)
+        results, edges = run_stream(
+            name,
+            tasks,
+            partial(make_stars, name=name, edges=edges, is_small=is_small),
+            context,
+            num_partitions,
         )
         unsettled = sum(result["unsettled"] for result in results)
         if not is_small and not unsettled:
             break
         rounds += is_small
         is_small = not is_small
-    labelled, labels = run(
-        LABELS, partial(label, plan=plan, edges=edges), plan.numbering.num_new_shards
+    labelled, labels = run_stream(
+        LABELS,
+        tasks,
+        partial(label, plan=plan, edges=edges),
+        context,
+        plan.numbering.num_new_shards,
     )
     return labels, sum(result["labels"] for result in labelled)
 

@@ -90,6 +90,7 @@ from gristmill.dataprep.runners.shuffle import (
     Shuffled,
     must_send,
     run_shuffle,
+    run_stream,
 )
 from gristmill.dataprep.runners.tasks import (
     Done,
@@ -212,17 +213,22 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
     plan = make_plan(inputs, section, out, context)
     shards = shard_tasks(inputs["ingest"])
     partitions = plan.partitions()
-    _, sketched = run_shuffle(
+    _, sketched = run_stream(
         "sketch",
         sketch_tasks(plan),
         partial(sketch, plan=plan),
         context,
-        {KEYS: plan.num_partitions},
+        plan.num_partitions,
+        KEYS,
     )
-    pairs, sketches = _find_pairs(plan, sketched[KEYS], context)
-    verify_pairs = partial(verify, plan=plan, pairs=pairs, sketches=sketches)
-    verified, checked = run_shuffle(
-        "verify", partitions, verify_pairs, context, {MATCHES: len(shards)}
+    pairs, sketches = _find_pairs(plan, sketched, context)
+    verified, checked = run_stream(
+        "verify",
+        partitions,
+        partial(verify, plan=plan, pairs=pairs, sketches=sketches),
+        context,
+        len(shards),
+        MATCHES,
     )
     links = run_names(partitions, (result["runs"] for result in verified))
     totals = add_counts(verified)
@@ -234,14 +240,12 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         plan=plan,
         keys=keys,
         labels=labels,
-        matches=checked[MATCHES],
+        matches=checked,
         num_partitions=len(tasks),
     )
-    _, members = run_shuffle(
-        "members", shards, gather_labelled, context, {MEMBERS: len(tasks)}
-    )
+    _, members = run_stream(MEMBERS, shards, gather_labelled, context, len(tasks))
     choose_survivors = partial(
-        decide, plan=plan, keys=keys, members=members[MEMBERS], num_ranges=len(tasks)
+        decide, plan=plan, keys=keys, members=members, num_ranges=len(tasks)
     )
     decided, decisions = run_shuffle(
         "decide",
@@ -299,14 +303,15 @@ def _find_pairs(
     _, sent = run_shuffle("candidates", plan.partitions(), find, context, streams)
     if sent[WANTED].is_nothing:
         return sent[PAIRS], None
-    _, fetched = run_shuffle(
+    _, fetched = run_stream(
         "fetch",
         tasks,
         partial(fetch, plan=plan, wanted=sent[WANTED]),
         context,
-        {FETCHED: plan.num_partitions},
+        plan.num_partitions,
+        FETCHED,
     )
-    return sent[PAIRS], fetched[FETCHED]
+    return sent[PAIRS], fetched
 
 
 def make_plan(inputs: Inputs, section: Dedup, out: Path, context: Context) -> DedupPlan:
@@ -328,7 +333,7 @@ def make_plan(inputs: Inputs, section: Dedup, out: Path, context: Context) -> De
     merged = merge_annotations(inputs, context)
     return DedupPlan(
         merged,
-        dict(inputs),
+        inputs,
         section,
         indexes,
         numbering,

@@ -53,19 +53,15 @@ from gristmill.dataprep.document_numbers import Numbering, number_documents, tex
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.runners.shuffle import (
-    Sender,
     Sending,
     Sent,
     Shuffled,
-    run_shuffle,
+    run_stream,
 )
 from gristmill.dataprep.runners.tasks import (
     Done,
-    Given,
     PartitionTask,
-    Result,
     ShardTask,
-    Task,
     partition_tasks,
     run_tasks,
     shard_tasks,
@@ -162,36 +158,36 @@ def run_jobs(
     shards = shard_tasks(plan.inputs["ingest"])
     partitions = partition_tasks(plan.num_partitions) if shards else []
 
-    def shuffle(
-        job: str,
-        tasks: Sequence[Task[Given]],
-        sender: Sender[Given, Result],
-        number: int,
-    ) -> tuple[list[Result], Shuffled]:
-        results, sent = run_shuffle(job, tasks, sender, context, {job: number})
-        return results, sent[job]
-
-    anchors, sent_anchors = shuffle(
-        ANCHORS, shards, partial(send_anchors, plan=plan), plan.num_partitions
+    anchors, sent_anchors = run_stream(
+        ANCHORS, shards, partial(send_anchors, plan=plan), context, plan.num_partitions
     )
-    _, near_repeats = shuffle(
+    _, near_repeats = run_stream(
         REPEATED_ANCHORS,
         partitions,
         partial(find_repeated_anchors, anchors=sent_anchors),
+        context,
         len(shards),
     )
-    send_near_windows = partial(send_windows, plan=plan, anchors=near_repeats)
-    windows, sent_windows = shuffle(
-        WINDOWS, shards, send_near_windows, plan.num_partitions
+    windows, sent_windows = run_stream(
+        WINDOWS,
+        shards,
+        partial(send_windows, plan=plan, anchors=near_repeats),
+        context,
+        plan.num_partitions,
     )
-    repeated, first_copies = shuffle(
+    repeated, first_copies = run_stream(
         REPEATED_WINDOWS,
         partitions,
         partial(find_repeated_windows, plan=plan, windows=sent_windows),
+        context,
         len(shards),
     )
-    cut_repeats = partial(apply, plan=plan, anchors=near_repeats, repeated=first_copies)
-    applied = run_tasks("apply", shards, cut_repeats, context)
+    applied = run_tasks(
+        "apply",
+        shards,
+        partial(apply, plan=plan, anchors=near_repeats, repeated=first_copies),
+        context,
+    )
     return anchors, windows, repeated, applied
 
 
@@ -413,8 +409,8 @@ def apply(
     failed = {EMPTY: cutting & (ratio == 1.0), RATIO: ratio > limit}
     reasons = first_failures(failed, len(ratio))
     measures = {
-        "duplicated_substring_words": pa.array(words_cut),
-        "duplicated_substring_ratio": pa.array(ratio),
+        "duplicated_substring_words": words_cut,
+        "duplicated_substring_ratio": ratio,
     }
     if cutting:
         measures[EDITS] = cuts_array(cut_begins, cut_ends, cut_offsets)

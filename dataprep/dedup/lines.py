@@ -27,6 +27,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import (
     JudgedTexts,
@@ -37,7 +38,12 @@ from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.shuffle import (
+    Sending,
+    Sent,
+    Shuffled,
+    run_stream,
+)
 from gristmill.dataprep.runners.tasks import (
     Done,
     PartitionTask,
@@ -58,7 +64,14 @@ from gristmill.dataprep.shuffle_format import (
     spread_groups,
 )
 from gristmill.dataprep.text.hashing import ODD, append_hash, fmix64
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Flags,
+    Offsets,
+    Positions,
+    kernel,
+    text_buffers,
+)
 from gristmill.dataprep.text.spans import NEWLINE, find_segments
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
@@ -96,7 +109,7 @@ class Units(NamedTuple):
     words: np.ndarray
 
 
-def find_units(texts: pa.Array | pa.ChunkedArray, unit: str, lower: bool) -> Units:
+def find_units(texts: Column, unit: str, lower: bool) -> Units:
     """Find the units of every text.
 
     Args:
@@ -112,9 +125,7 @@ def find_units(texts: pa.Array | pa.ChunkedArray, unit: str, lower: bool) -> Uni
     )
 
 
-def cut_units(
-    texts: pa.Array | pa.ChunkedArray, units: Units, cut: np.ndarray
-) -> tuple[np.ndarray, ...]:
+def cut_units(texts: Column, units: Units, cut: np.ndarray) -> tuple[np.ndarray, ...]:
     """Byte spans that remove some units, each with the white space up to the next unit.
 
     Cutting the last unit takes the white space before it instead, unless the text ends
@@ -134,9 +145,9 @@ def cut_units(
 
 @kernel
 def _find_units(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
     lower: np.ndarray,
     newlines: int,
 ) -> tuple[np.ndarray, ...]:
@@ -181,7 +192,7 @@ def _find_units(
 
 @kernel
 def _key(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray
+    data: Bytes, begin: int, end: int, flags: Flags, lower: np.ndarray
 ) -> tuple[int, int, int]:
     """Halves of the key, and the number of words."""
     high = np.uint64(0)
@@ -205,13 +216,13 @@ def _key(
 
 @kernel
 def _cut_units(
-    data: np.ndarray,
-    offsets: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
     unit_offsets: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
+    begins: Positions,
+    ends: Positions,
     cut: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[Positions, Positions, Offsets]:
     texts = len(offsets) - 1
     cut_begins = np.empty(len(cut), np.int64)
     cut_ends = np.empty(len(cut), np.int64)
@@ -374,21 +385,33 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LinesSum
         merge_annotations(inputs, context), section, numbering, num_partitions, out
     )
     shards = shard_tasks(inputs["ingest"])
-    send = partial(send_units, plan=plan)
-    sent_results, units = run_shuffle(
-        "lines", shards, send, context, {UNITS: num_partitions}
+    sent_results, units = run_stream(
+        "lines",
+        shards,
+        partial(send_units, plan=plan),
+        context,
+        num_partitions,
+        UNITS,
     )
     partitions = partition_tasks(num_partitions) if shards else []
-    find_repeated_units = partial(find_repeated, plan=plan, units=units[UNITS])
-    repeated, replies = run_shuffle(
-        "repeated", partitions, find_repeated_units, context, {REPLIES: len(shards)}
+    repeated, replies = run_stream(
+        "repeated",
+        partitions,
+        partial(find_repeated, plan=plan, units=units),
+        context,
+        len(shards),
+        REPLIES,
     )
     top = sorted(
         (row for result in repeated for row in result["top"]),
         key=lambda row: (-row["documents"], row["key"]),
     )[:MOST_REPEATED]
-    cut = partial(apply, plan=plan, replies=replies[REPLIES], top=top)
-    results = run_tasks("apply", shards, cut, context)
+    results = run_tasks(
+        "apply",
+        shards,
+        partial(apply, plan=plan, replies=replies, top=top),
+        context,
+    )
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     excerpts: dict[str, Excerpt] = {}
     for result in results:
@@ -505,8 +528,8 @@ def apply(
         plan.out / task.name,
         reasons,
         {
-            "lines_removed": pa.array(removed.astype(np.int64)),
-            "removed_line_ratio": pa.array(ratio),
+            "lines_removed": removed.astype(np.int64),
+            "removed_line_ratio": ratio,
             EDITS: cuts_array(begins, ends, offsets),
         },
         texts.errors,

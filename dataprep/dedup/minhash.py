@@ -15,7 +15,7 @@ import numpy as np
 
 from gristmill.dataprep.dedup.shingles import ShingleSets
 from gristmill.dataprep.text.hashing import ODD, fmix32, fmix64
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Offsets, kernel
 
 
 @lru_cache(maxsize=4)
@@ -40,7 +40,7 @@ def signatures(sets: ShingleSets, num_permutations: int, seed: int) -> np.ndarra
 
 @kernel
 def _signatures(
-    hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.ndarray
+    hashes: np.ndarray, offsets: Offsets, a: np.ndarray, b: np.ndarray
 ) -> np.ndarray:
     """Hash four shingles at a time, so that the row, a and b are read once for four
     permuted values.

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.text.hashing import (
     ODD,
     OTHER_ODD,
@@ -23,7 +23,14 @@ from gristmill.dataprep.text.hashing import (
     fmix64,
     hash_bytes,
 )
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Flags,
+    Offsets,
+    Positions,
+    kernel,
+    text_buffers,
+)
 from gristmill.dataprep.text.spans import word_spans
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 
@@ -53,7 +60,7 @@ class Windows(NamedTuple):
         return np.repeat(np.arange(len(self.words)), np.diff(self.offsets))
 
 
-def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
+def find_windows(texts: Column, length: int) -> Windows:
     """Find all windows of `length` words; a text with fewer words has none.
 
     Raises:
@@ -64,7 +71,7 @@ def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
 
 @kernel
 def _find_windows(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, length: int
+    data: Bytes, offsets: Offsets, flags: Flags, length: int
 ) -> tuple[np.ndarray, ...]:
     texts = len(offsets) - 1
     capacity = (offsets[texts] - offsets[0]) // 2 + texts
@@ -123,7 +130,7 @@ def _find_windows(
 
 
 @kernel
-def _other_hash(data: np.ndarray, begin: int, end: int) -> np.uint64:
+def _other_hash(data: Bytes, begin: int, end: int) -> np.uint64:
     """Hash of bytes that is independent of `hash_bytes`, as the lower half of the key
     in `lines.py`.
     """
@@ -134,7 +141,7 @@ def _other_hash(data: np.ndarray, begin: int, end: int) -> np.uint64:
 
 
 @kernel
-def find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.ndarray:
+def find_anchors(hashes: np.ndarray, offsets: Offsets, spread: int) -> np.ndarray:
     """Mask of anchors (bool): at least one of any `spread` consecutive windows, and one
     of a text with fewer.
 
@@ -161,7 +168,7 @@ def find_anchors(hashes: np.ndarray, offsets: np.ndarray, spread: int) -> np.nda
 
 
 @kernel
-def near(offsets: np.ndarray, marked: np.ndarray, distance: int) -> np.ndarray:
+def near(offsets: Offsets, marked: np.ndarray, distance: int) -> np.ndarray:
     """Mask of windows within `distance` windows of a marked window of the same text
     (bool).
 
@@ -186,14 +193,14 @@ def near(offsets: np.ndarray, marked: np.ndarray, distance: int) -> np.ndarray:
 
 @kernel
 def cut_copies(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
     text: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
+    begins: Positions,
+    ends: Positions,
     copy: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[Positions, Positions, Offsets, np.ndarray]:
     """Cut the words that lie in a copy and not in a first copy.
 
     A cut ends at the beginning of the next word, so that one of the two separators

@@ -52,7 +52,13 @@ from gristmill.dataprep.dedup.survivors import (
 )
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.encoders.document_scores import Reader, describe_reader
-from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.shuffle import (
+    Sending,
+    Sent,
+    Shuffled,
+    run_shuffle,
+    run_stream,
+)
 from gristmill.dataprep.runners.tasks import (
     Done,
     PartitionTask,
@@ -150,28 +156,26 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Semantic
     plan = make_plan(inputs, section, out, context)
     shards = shard_tasks(inputs["ingest"])
     num_partitions = min(plan.clusters, MOST_PARTITIONS)
-    embedded, sent = run_shuffle(
-        "embed", shards, partial(embed, plan=plan), context, {SAMPLE: 1}
+    embedded, sample = run_stream(
+        "embed", shards, partial(embed, plan=plan), context, 1, SAMPLE
     )
     run_tasks(
         "fit",
         [Task("centroids")],
-        partial(fit, plan=plan, sample=sent[SAMPLE]),
+        partial(fit, plan=plan, sample=sample),
         context,
     )
     gather_clusters = partial(
         gather_members, plan=plan, keys=keys, num_partitions=num_partitions
     )
-    _, members = run_shuffle(
-        "members", shards, gather_clusters, context, {MEMBERS: num_partitions}
-    )
+    _, members = run_stream(MEMBERS, shards, gather_clusters, context, num_partitions)
     num_ranges = count_member_partitions(plan.numbering.num_new)
     choose_survivors = partial(
         decide,
         plan=plan,
         keys=keys,
         threshold=section.threshold,
-        members=members[MEMBERS],
+        members=members,
         num_ranges=num_ranges,
     )
     decided, decisions = run_shuffle(

@@ -17,10 +17,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.text.hashing import ODD, fmix64, sort_distinct
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import (
     ALONE,
     WORD,
@@ -48,7 +48,7 @@ def no_shingles(texts: int) -> ShingleSets:
     return ShingleSets(np.empty(0, np.uint32), np.zeros(texts + 1, np.int64))
 
 
-def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int) -> ShingleSets:
+def shingle_sets(texts: Column, ngram: int) -> ShingleSets:
     """Hash the word n-grams of every text.
 
     Raises:
@@ -57,7 +57,7 @@ def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int) -> ShingleSets:
     return hash_shingles(*text_buffers(texts), ngram)
 
 
-def hash_shingles(data: np.ndarray, offsets: np.ndarray, ngram: int) -> ShingleSets:
+def hash_shingles(data: Bytes, offsets: Offsets, ngram: int) -> ShingleSets:
     """Hash the word n-grams of every text in the buffers of `text_buffers`."""
     return ShingleSets(
         *_shingle_texts(data, offsets, code_point_flags(), lower_case(), ngram)
@@ -79,7 +79,7 @@ def similarities(sets: ShingleSets, left: np.ndarray, right: np.ndarray) -> np.n
 @kernel
 def _similarities(
     hashes: np.ndarray,
-    offsets: np.ndarray,
+    offsets: Offsets,
     first_texts: np.ndarray,
     second_texts: np.ndarray,
 ) -> np.ndarray:
@@ -103,9 +103,9 @@ def _similarities(
 
 @kernel
 def _shingle_texts(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
     lower: np.ndarray,
     ngram: int,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -134,10 +134,10 @@ def _shingle_texts(
 
 @kernel
 def _word_hashes(
-    data: np.ndarray,
+    data: Bytes,
     begin: int,
     end: int,
-    flags: np.ndarray,
+    flags: Flags,
     lower: np.ndarray,
     ascii_words: np.ndarray,
 ) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.dedup.minhash import band_keys, signatures
@@ -30,7 +31,7 @@ from gristmill.dataprep.dedup.shingles import (
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import Inputs, positions, read_shard
 from gristmill.dataprep.shuffle_format import open_batches
-from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.text.kernels import Bytes, Offsets, text_buffers
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 DIGEST_BYTES = 16
@@ -91,10 +92,10 @@ def sketch_shard(
     documents = _take_rows(documents, np.flatnonzero(good))
     urls = digest_urls(documents) if section.url else NO_DIGEST * len(documents)
     batch = {
-        "row": pa.array(read.judged[good]),
+        "row": read.judged[good],
         "id": documents["id"],
         "locator": documents["locator"],
-        "length": pa.array(measured["length"]),
+        "length": measured["length"],
         "digest": measured["digest"],
         "url": binary_rows(np.frombuffer(urls, np.uint64).reshape(-1, 2)),
     }
@@ -154,7 +155,7 @@ def sketch_texts(
     return columns
 
 
-def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def digest_texts(data: Bytes, offsets: Offsets) -> np.ndarray:
     """BLAKE2b-128 of every text: uint64 of shape (n, 2), whose bytes are the digests.
 
     Args:
@@ -173,10 +174,13 @@ def read_sketches(work: Path, shard: str) -> pa.Table:
     return open_batches(sketch_path(work, shard)).read_all()
 
 
+Parts = Iterator[tuple[pa.Table, np.ndarray]]
+
+
 class Source(Protocol):
     """Source of the sketches that a task reads."""
 
-    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    def parts(self, documents: np.ndarray) -> Parts:
         """Tables of sketches with the rows of `documents` (int64, ascending and
         distinct) in each, in order.
         """
@@ -196,7 +200,7 @@ class ShardSketches:
     work: Path
     numbering: Numbering
 
-    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    def parts(self, documents: np.ndarray) -> Parts:
         """Implement `Source`; every document must have a sketch."""
         for shard, rows in self.numbering.split(documents):
             batch = read_sketches(self.work, self.numbering.shards[shard])
@@ -217,7 +221,7 @@ class SentSketches:
             [batch["document"][-1].as_py() for batch in self._batches], np.int64
         )
 
-    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    def parts(self, documents: np.ndarray) -> Parts:
         """Implement `Source`; every document must have been sent."""
         places = np.searchsorted(self._ends, documents)
         for place in np.unique(places).tolist():
@@ -299,9 +303,7 @@ def binary_rows(numbers: np.ndarray) -> pa.Array:
     )
 
 
-def binary_numbers(
-    values: pa.Array | pa.ChunkedArray, kind: type[np.generic] = np.uint64
-) -> np.ndarray:
+def binary_numbers(values: Column, kind: type[np.generic] = np.uint64) -> np.ndarray:
     """Rows of numbers from fixed-size binary values, in native byte order: shape
     (n, w).
     """

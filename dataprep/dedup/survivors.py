@@ -69,9 +69,10 @@ from gristmill.dataprep.runners.tasks import (
     ShardTask,
 )
 from gristmill.dataprep.shuffle_format import count_partitions
+from gristmill.dataprep.where_sql import StepColumns
 
 
-def measured_columns(inputs: Inputs) -> dict[str, tuple[str, str]]:
+def measured_columns(inputs: Inputs) -> StepColumns:
     """Columns of the earlier steps by name, as from `qualified`."""
     columns: dict[str, list[str]] = {}
     for step in annotation_stages(inputs):
@@ -334,7 +335,6 @@ def _decide(
     survivor, dropped = _survivors(plan, source, members, values, keys)
     chosen = explain_choices(values, keys, survivor)
     matched = members[MATCHED].to_numpy() == 1
-    mask = pa.array(matched)
     losers = np.flatnonzero((survivor != np.arange(len(members))) & ~matched)
     documents = members["document"].to_numpy()
     comparison = compare(
@@ -344,18 +344,18 @@ def _decide(
     )
     kinds = np.full(len(members), -1)
     kinds[losers] = comparison.kind
-    kinds[matched] = members["match_kind"].filter(mask).to_numpy()
+    kinds[matched] = members["match_kind"].filter(matched).to_numpy()
     reasons = np.concatenate([REASONS, AGAINST_REASONS])[kinds + matched * len(REASONS)]
     jaccard = np.full(len(members), np.nan)
     jaccard[losers] = comparison.jaccard
-    jaccard[matched] = members["match_jaccard"].filter(mask).to_numpy()
+    jaccard[matched] = members["match_jaccard"].filter(matched).to_numpy()
     kept = kinds < 0
     survivor_rows = pa.array(survivor, mask=kept)
 
     def of_survivor(
         survivor_values: pa.ChunkedArray, match_values: pa.ChunkedArray
     ) -> pa.ChunkedArray:
-        return pc.if_else(mask, match_values, survivor_values.take(survivor_rows))
+        return pc.if_else(matched, match_values, survivor_values.take(survivor_rows))
 
     decisions = {
         "document": members["document"],
@@ -369,9 +369,9 @@ def _decide(
         "jaccard": pa.array(jaccard, mask=kept | np.isnan(jaccard)),
         "linked_by": pa.array(LINKED_BY[kinds], pa.string(), mask=kept),
         "against_index": members["match_index"],
-        "decided_by": pc.if_else(mask, MATCHED, chosen["decided_by"]),
-        "survivor_value": pc.if_else(mask, None, chosen["survivor_value"]),
-        "member_value": pc.if_else(mask, None, chosen["member_value"]),
+        "decided_by": pc.if_else(matched, MATCHED, chosen["decided_by"]),
+        "survivor_value": pc.if_else(matched, None, chosen["survivor_value"]),
+        "member_value": pc.if_else(matched, None, chosen["member_value"]),
     }
     return pa.table(decisions), dropped
 

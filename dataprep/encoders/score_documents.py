@@ -102,10 +102,12 @@ def run(inputs: Inputs, section: Annotate, out: Path, context: Context) -> Score
     sha256 = folder_sha256(model.path)
     # fail before any work; threads of this process share the model
     load_scorer(model, sha256)
-    process = partial(
-        score_shard, inputs=dict(inputs), section=section, sha256=sha256, out=out
+    results = run_tasks(
+        "annotate",
+        shard_tasks(inputs["ingest"]),
+        partial(score_shard, inputs=inputs, section=section, sha256=sha256, out=out),
+        context,
     )
-    results = run_tasks("annotate", shard_tasks(inputs["ingest"]), process, context)
     return ScoreSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["rules"] for result in results),

@@ -13,7 +13,13 @@ from pydantic import TypeAdapter
 
 from gristmill.core.files import read_json, read_json_lines, write_json_lines
 from gristmill.dataprep.conservation import ConservationError
-from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    Inputs,
+    kept_rows,
+    read_table,
+    shard_names,
+)
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.dataprep.examples.read_examples import (
     Kind,
@@ -181,7 +187,7 @@ class UsableSet:
 def usable_sets(
     data: Sequence[Instructions | PreferencePairs],
     kind: Kind,
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
 ) -> Iterator[UsableSet]:
     """Read the examples of each set to encode, from its files or from its preparation.
 

@@ -30,6 +30,7 @@ from gristmill.dataprep.conservation import (
     check_quarantine,
     ranked,
 )
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.examples import example_candidates as steps
 from gristmill.dataprep.examples.conversations import Example, Message, sft_example
 from gristmill.dataprep.examples.example_candidates import Asked, Draft, answer_of
@@ -102,9 +103,7 @@ class ExamplesRecipe(TypedDict):
     seed: int
 
 
-def run(
-    inputs: Mapping[str, Path], config: ExamplesRecipe, out: Path, context: Context
-) -> MadeSet:
+def run(inputs: Inputs, config: ExamplesRecipe, out: Path, context: Context) -> MadeSet:
     """Write one set of examples.
 
     Args:
@@ -211,7 +210,7 @@ class _SetWriter:
     name: str
     section: MadeExamples
     seed: int
-    inputs: Mapping[str, Path]
+    inputs: Inputs
     out: Path
     context: Context
     opened: ExitStack

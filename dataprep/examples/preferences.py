@@ -330,9 +330,9 @@ def warnings_of(name: str, audit: Audit) -> list[str]:
     return warnings
 
 
-def all_said(messages: Sequence[Message]) -> str:
+def all_said(messages: Sequence[Message], separator: str = "\n") -> str:
     """Texts and tool calls of messages, joined by newlines."""
-    return "\n".join(part for message in messages for part in said(message))
+    return separator.join(part for message in messages for part in said(message))
 
 
 def normalised(text: str) -> str:

@@ -32,8 +32,8 @@ import pyarrow as pa
 from gristmill.core.files import json_object, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError, add_counts, ranked
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, write_table
-from gristmill.dataprep.examples.conversations import Example, Message, said
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, Inputs, write_table
+from gristmill.dataprep.examples.conversations import Example
 from gristmill.dataprep.examples.kept_examples import (
     DOCUMENTS,
     PREPARED,
@@ -46,6 +46,7 @@ from gristmill.dataprep.examples.kept_examples import (
     set_names,
     write_quarantined,
 )
+from gristmill.dataprep.examples.preferences import all_said
 from gristmill.dataprep.examples.read_examples import (
     ExamplesError,
     ExampleSet,
@@ -62,6 +63,7 @@ from gristmill.mixtures.schema.prepare import ExampleStep
 
 PAIRS = "judge_pairs"
 """Step that compares the answers of pairs, and the view that it reads."""
+BLANK_LINE = "\n\n"
 BOTH = "-of-both"
 """Suffix of views of pairs that include the rejected answer."""
 
@@ -86,7 +88,9 @@ def view_text(view: str, example: Example) -> str:
     prompt = example.get("prompt", [])
     if view == PAIRS:
         return pair_text(
-            _text(prompt), _text(example["chosen"]), _text(example["rejected"])
+            all_said(prompt, BLANK_LINE),
+            all_said(example["chosen"], BLANK_LINE),
+            all_said(example["rejected"], BLANK_LINE),
         )
     if "chosen" not in example:
         answers = example["messages"]
@@ -95,12 +99,9 @@ def view_text(view: str, example: Example) -> str:
     else:
         answers = example["chosen"]
     if view.removesuffix(BOTH) == "answer":
-        return _text([message for message in answers if message["role"] == "assistant"])
-    return _text([*prompt, *answers])
-
-
-def _text(messages: Sequence[Message]) -> str:
-    return "\n\n".join(part for message in messages for part in said(message))
+        answers = [message for message in answers if message["role"] == "assistant"]
+        return all_said(answers, BLANK_LINE)
+    return all_said([*prompt, *answers], BLANK_LINE)
 
 
 SHARD_BYTES = 16_000_000
@@ -117,7 +118,7 @@ class PreparationRecipe(TypedDict):
 
 
 def run(
-    inputs: Mapping[str, Path], config: PreparationRecipe, out: Path, context: Context
+    inputs: Inputs, config: PreparationRecipe, out: Path, context: Context
 ) -> dict[str, object]:
     """Read all sets, and run the steps on them.
 

@@ -25,11 +25,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from gristmill.core.files import as_path, canonical_json
 from gristmill.dataprep.corpus import LICENCE_KEYS
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.examples.conversations import (
     Example,
     Row,
@@ -398,7 +398,7 @@ def examples_listing(path: str) -> list[dict[str, str | int]]:
     ]
 
 
-def made_path(path: str, inputs: Mapping[str, Path]) -> str:
+def made_path(path: str, inputs: Inputs) -> str:
     """Path of a set: for a generated set, its file among a stage's inputs; otherwise
     unchanged.
     """

@@ -20,7 +20,7 @@ import numpy as np
 
 from gristmill.core.files import as_path, is_local
 from gristmill.dataprep.text.hashing import equal_bytes
-from gristmill.dataprep.text.kernels import inner_kernel, kernel
+from gristmill.dataprep.text.kernels import Bytes, inner_kernel, kernel
 
 MAGIC = 793_712_314
 VERSIONS = (11, 12)
@@ -486,7 +486,7 @@ def hash_step(value: np.uint32, byte: np.uint8) -> np.uint32:
 
 
 @inner_kernel
-def hash_word(data: np.ndarray, begin: int, end: int) -> np.uint32:
+def hash_word(data: Bytes, begin: int, end: int) -> np.uint32:
     """fastText's hash of some bytes."""
     value = FNV_OFFSET
     for position in range(np.uint64(begin), np.uint64(end)):
@@ -516,7 +516,7 @@ def make_dictionary(
 
 @inner_kernel
 def find_entry(
-    dictionary: Dictionary, value: np.uint32, data: np.ndarray, begin: int, end: int
+    dictionary: Dictionary, value: np.uint32, data: Bytes, begin: int, end: int
 ) -> int:
     """Entry whose word is `data[begin:end]`, or -1; `value` is the word's hash."""
     entry = dictionary.places[
@@ -527,7 +527,7 @@ def find_entry(
 
 @inner_kernel
 def find_place(
-    dictionary: Dictionary, value: np.uint32, data: np.ndarray, begin: int, end: int
+    dictionary: Dictionary, value: np.uint32, data: Bytes, begin: int, end: int
 ) -> np.uint64:
     """Slot of a word in the table, or the empty slot for inserting it; `value` is its
     hash.

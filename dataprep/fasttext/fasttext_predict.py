@@ -26,7 +26,13 @@ from gristmill.dataprep.fasttext.fasttext_files import (
 )
 from gristmill.dataprep.fasttext.fasttext_words import Lines
 from gristmill.dataprep.fasttext.float_rows import FLOAT_BYTES, dot_floats
-from gristmill.dataprep.text.kernels import inner_kernel, kernel, text_buffers
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Offsets,
+    inner_kernel,
+    kernel,
+    text_buffers,
+)
 from gristmill.dataprep.text.simd import address_of
 from gristmill.dataprep.text.spans import count_code_points
 
@@ -59,7 +65,7 @@ def lines_of(
 
 
 @kernel
-def find_heads(data: np.ndarray, offsets: np.ndarray, characters: int) -> np.ndarray:
+def find_heads(data: Bytes, offsets: Offsets, characters: int) -> np.ndarray:
     """Ends of the first `characters` code points of texts: int64, one per text."""
     ends = np.empty(len(offsets) - 1, np.int64)
     for text in range(len(ends)):

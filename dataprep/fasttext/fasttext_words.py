@@ -42,7 +42,7 @@ from gristmill.dataprep.fasttext.ngram_rows import (
     reciprocal,
 )
 from gristmill.dataprep.text.hashing import equal_bytes, first_bytes, load64
-from gristmill.dataprep.text.kernels import inlined_kernel, inner_kernel, kernel
+from gristmill.dataprep.text.kernels import Bytes, inlined_kernel, inner_kernel, kernel
 from gristmill.dataprep.text.simd import (
     WIDTH,
     address_of,
@@ -345,7 +345,7 @@ def _average_rows(
 
 @inlined_kernel
 def find_words(
-    data: np.ndarray, at: int, end: int, words: Words, cache: Cache
+    data: Bytes, at: int, end: int, words: Words, cache: Cache
 ) -> tuple[int, int]:
     """Find the next words of a line, and prefetch their slots.
 
@@ -393,7 +393,7 @@ def find_words(
 
 
 @inlined_kernel
-def separators_from(data: np.ndarray, at: int, end: int) -> np.uint64:
+def separators_from(data: Bytes, at: int, end: int) -> np.uint64:
     """Bit per byte of the next WIDTH bytes, set for separators of words and after the
     end of the line.
     """
@@ -407,7 +407,7 @@ def separators_from(data: np.ndarray, at: int, end: int) -> np.uint64:
 
 @inlined_kernel
 def note_word(
-    data: np.ndarray,
+    data: Bytes,
     begin: int,
     end: int,
     words: Words,
@@ -441,7 +441,7 @@ def note_word(
 
 @inlined_kernel
 def is_at(
-    table: np.ndarray, place: int, words: Words, word: np.uint64, data: np.ndarray
+    table: np.ndarray, place: int, words: Words, word: np.uint64, data: Bytes
 ) -> bool:
     """Return True if a slot holds a word."""
     slot = np.uint64(place)
@@ -463,7 +463,7 @@ def look_up(
     names: Dictionary,
     table: np.ndarray,
     place: int,
-    data: np.ndarray,
+    data: Bytes,
     begin: int,
     end: int,
     words: int,
@@ -502,7 +502,7 @@ def look_up(
 
 
 @inner_kernel
-def _begins_with(data: np.ndarray, begin: int, end: int, beginning: np.ndarray) -> bool:
+def _begins_with(data: Bytes, begin: int, end: int, beginning: np.ndarray) -> bool:
     return end - begin >= len(beginning) and equal_bytes(
         data, begin, beginning, 0, len(beginning)
     )
@@ -512,7 +512,7 @@ def _begins_with(data: np.ndarray, begin: int, end: int, beginning: np.ndarray) 
 def add_up(
     ngrams: Ngrams,
     room: Room,
-    data: np.ndarray,
+    data: Bytes,
     begin: int,
     end: int,
     rows_at: int,

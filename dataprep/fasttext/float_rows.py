@@ -180,17 +180,3 @@ _add_rows_64, _add_rows_32, _add_rows_16, _add_rows_4, _add_rows_1 = map(
     _adds_of_rows, (64, 32, 16, 4, 1)
 )
 _dot_16, _dot_4, _dot_1 = _dots(16), _dots(4), _dots(1)
-
-
-@intrinsic
-def high_half(typing: Any, one: Any, other: Any) -> Any:
-    """Upper half of the 128-bit product of two 64-bit numbers."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        wide = ir.IntType(128)
-        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
-        return builder.trunc(
-            builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64)
-        )
-
-    return types.uint64(types.uint64, types.uint64), generate

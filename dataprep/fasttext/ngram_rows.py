@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gristmill.dataprep.fasttext.fasttext_files import WORD_BITS
-from gristmill.dataprep.fasttext.float_rows import FLOAT_BYTES, fetch_floats, high_half
+from gristmill.dataprep.fasttext.float_rows import FLOAT_BYTES, fetch_floats
 from gristmill.dataprep.text.kernels import inlined_kernel, inner_kernel
-from gristmill.dataprep.text.simd import ones
+from gristmill.dataprep.text.simd import high_half, ones
 
 WORD_STEP = np.uint64(116_049_371)
 """Factor of a word n-gram's hash for each further word

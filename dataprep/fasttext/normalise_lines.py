@@ -11,7 +11,14 @@ from gristmill.dataprep.fasttext.fasttext_files import END_OF_LINE
 from gristmill.dataprep.fasttext.fasttext_predict import find_heads
 from gristmill.dataprep.fasttext.fasttext_words import LABEL, Lines
 from gristmill.dataprep.text.hashing import equal_bytes
-from gristmill.dataprep.text.kernels import inner_kernel, kernel, text_buffers
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Flags,
+    Positions,
+    inner_kernel,
+    kernel,
+    text_buffers,
+)
 from gristmill.dataprep.text.simd import (
     WIDTH,
     address_of,
@@ -62,10 +69,10 @@ def one_line_each(
 
 @kernel
 def make_lines(
-    data: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    begins: Positions,
+    ends: Positions,
+    flags: Flags,
     lowered: np.ndarray,
     marks: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -99,9 +106,9 @@ def make_lines(
 
 @inner_kernel
 def _make_line(
-    data: np.ndarray,
+    data: Bytes,
     at: int,
-    flags: np.ndarray,
+    flags: Flags,
     lowered: np.ndarray,
     marks: bool,
     lines: np.ndarray,

@@ -29,10 +29,11 @@ from gristmill.dataprep.filters.listed_words import (
 from gristmill.dataprep.filters.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.dataprep.thresholds import Columns
 from gristmill.mixtures.steps.rules import BadWords
 
 
-def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarray]:
+def bad_word_statistics(rows: pa.Table, options: BadWords) -> Columns:
     """Measure `bad_words` and `bad_word_ratio` of n documents (columns `text`,
     `language`): float64 of shape (n,).
     """
@@ -45,7 +46,7 @@ def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarr
         {language for language in languages if language in options.lists}
     ):
         rows_of_language = np.flatnonzero([code == language for code in languages])
-        texts = lower(rows["text"].take(pa.array(rows_of_language)))
+        texts = lower(rows["text"].take(rows_of_language))
         entries = bad_word_automaton(
             options.lists[language], options.allowed.get(language, ())
         )

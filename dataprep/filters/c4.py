@@ -15,8 +15,8 @@ which applies all but the first after its rules for lines: so run the stage `cle
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.filters.lines_and_sentences import (
     count_sentences,
     text_classes,
@@ -27,14 +27,15 @@ from gristmill.dataprep.filters.listed_words import (
     count_phrases,
 )
 from gristmill.dataprep.filters.rule_sets import RuleSet
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points
 from gristmill.dataprep.text.swar import count_byte
+from gristmill.dataprep.thresholds import Columns
 
 C4_STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
 
 
-def c4_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
+def c4_statistics(texts: Column) -> Columns:
     """Measure C4_STATISTICS of every text.
 
     Args:
@@ -57,9 +58,9 @@ RULE_SET = RuleSet(lambda rows, section: c4_statistics(rows["text"]))
 
 @kernel
 def _measure_texts(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    classes: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    classes: Flags,
     placeholder: Phrases,
     values: np.ndarray,
 ) -> None:

@@ -51,14 +51,15 @@ from string import ascii_letters, digits, hexdigits
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.filters.lines_and_sentences import count_words, text_classes
 from gristmill.dataprep.filters.listed_words import (
     Phrases,
     count_phrases,
     prepare_phrases,
 )
-from gristmill.dataprep.filters.rule_sets import Columns, RuleSet
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.filters.rule_sets import RuleSet
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points
 from gristmill.dataprep.text.unicode_tables import (
     ALPHABETIC,
@@ -70,6 +71,7 @@ from gristmill.dataprep.text.unicode_tables import (
     decode_before,
     skip_flagged,
 )
+from gristmill.dataprep.thresholds import Columns
 from gristmill.mixtures.steps.rules import Code
 
 GENERATED = (
@@ -137,9 +139,7 @@ _GENERATED, _XML_HEADER = (
 )
 
 
-def code_statistics(
-    texts: pa.Array | pa.ChunkedArray, paths: Sequence[str]
-) -> dict[str, np.ndarray]:
+def code_statistics(texts: Column, paths: Sequence[str]) -> Columns:
     """Measure the columns of the rule set `code` of every text.
 
     Args:
@@ -239,10 +239,10 @@ def extension(name: str) -> str:
 
 @kernel
 def _measure_texts(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    classes: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    classes: Flags,
+    flags: Flags,
     html: np.ndarray,
     generated: Phrases,
     xml_header: Phrases,
@@ -299,7 +299,7 @@ _SCRIPT, _STYLE = np.frombuffer(b"script", np.uint8), np.frombuffer(b"style", np
 
 @kernel
 def encoded_characters(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray
+    data: Bytes, begin: int, end: int, flags: Flags
 ) -> tuple[int, int]:
     """Return the code points of the longest match of the three patterns in
     `data[begin:end]`, and of all their matches.
@@ -333,9 +333,7 @@ def encoded_characters(
 
 
 @kernel
-def _end_of_groups(
-    data: np.ndarray, begin: int, at: int, end: int, flags: np.ndarray
-) -> int:
+def _end_of_groups(data: Bytes, begin: int, at: int, end: int, flags: Flags) -> int:
     """Return the end of the match of the second or else the third pattern that begins
     here; `at` if there is none.
     """
@@ -373,9 +371,7 @@ def _end_of_groups(
 
 
 @kernel
-def _is_border(
-    data: np.ndarray, begin: int, at: int, end: int, flags: np.ndarray
-) -> bool:
+def _is_border(data: Bytes, begin: int, at: int, end: int, flags: Flags) -> bool:
     """Return True if `\\b` matches here."""
     before = after = False
     if at > begin:
@@ -386,7 +382,7 @@ def _is_border(
 
 
 @kernel
-def visible_characters(data: np.ndarray, begin: int, end: int) -> int:
+def visible_characters(data: Bytes, begin: int, end: int) -> int:
     """Return the number of code points of the visible text of `data[begin:end]`,
     HTML.
     """
@@ -417,7 +413,7 @@ def visible_characters(data: np.ndarray, begin: int, end: int) -> int:
 
 
 @kernel
-def _is_element(data: np.ndarray, at: int, end: int, name: np.ndarray) -> bool:
+def _is_element(data: Bytes, at: int, end: int, name: np.ndarray) -> bool:
     """Return True if a tag has this name, in any case."""
     if at + len(name) >= end:
         return False
@@ -429,7 +425,7 @@ def _is_element(data: np.ndarray, at: int, end: int, name: np.ndarray) -> bool:
 
 
 @kernel
-def _skip_element(data: np.ndarray, at: int, end: int, name: np.ndarray) -> int:
+def _skip_element(data: Bytes, at: int, end: int, name: np.ndarray) -> int:
     """Return the position after the end tag of an element whose content is not
     markup.
     """
@@ -446,7 +442,7 @@ def _skip_element(data: np.ndarray, at: int, end: int, name: np.ndarray) -> int:
 
 
 @kernel
-def _skip_tag(data: np.ndarray, at: int, end: int) -> int:
+def _skip_tag(data: Bytes, at: int, end: int) -> int:
     """Return the position after the `>` of the tag that begins here."""
     value = False
     while at < end:

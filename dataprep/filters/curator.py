@@ -30,8 +30,8 @@ from __future__ import annotations
 from string import ascii_letters, digits, hexdigits
 
 import numpy as np
-import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.filters.lines_and_sentences import SPACE, text_classes
 from gristmill.dataprep.filters.listed_words import (
     PLACEHOLDER,
@@ -40,9 +40,10 @@ from gristmill.dataprep.filters.listed_words import (
     prepare_phrases,
 )
 from gristmill.dataprep.filters.rule_sets import RuleSet
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import byte_table, decode
+from gristmill.dataprep.thresholds import Columns
 
 CURATOR_SHARES = (
     "non_alphanumeric_ratio",
@@ -91,7 +92,7 @@ _BYTE_CLASSES = np.bitwise_or.reduce(
 _IS_HEX, _IS_END = byte_table(hexdigits), byte_table(".?!\"'")
 
 
-def curator_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
+def curator_statistics(texts: Column) -> Columns:
     """Measure CURATOR_SHARES, and `longest_word_characters`, of every text.
 
     Args:
@@ -120,9 +121,9 @@ RULE_SET = RuleSet(lambda rows, section: curator_statistics(rows["text"]))
 
 @kernel
 def _measure_texts(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    classes: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    classes: Flags,
     boilerplate: Phrases,
     placeholder: Phrases,
     values: np.ndarray,
@@ -176,7 +177,7 @@ def _measure_texts(
 
 
 @kernel
-def _end_of_url(data: np.ndarray, at: int, end: int) -> int:
+def _end_of_url(data: Bytes, at: int, end: int) -> int:
     """Return the end of the URL that begins here; `at` if there is none. URLs are
     ASCII.
     """

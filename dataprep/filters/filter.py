@@ -43,9 +43,13 @@ from gristmill.dataprep.runners.tasks import (
     run_tasks,
     shard_tasks,
 )
-from gristmill.dataprep.thresholds import count_failures, failures, first_failures
-from gristmill.dataprep.whatif_thresholds import (
+from gristmill.dataprep.thresholds import (
     Columns,
+    count_failures,
+    failures,
+    first_failures,
+)
+from gristmill.dataprep.whatif_thresholds import (
     Rule,
     remember_last,
     threshold_rules,
@@ -120,9 +124,12 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> FilterSu
                 tokenizer_of(
                     text_language if rule_language == "auto" else rule_language
                 )
-    tasks = shard_tasks(inputs["ingest"])
-    process = partial(filter_shard, inputs=dict(inputs), section=section, out=out)
-    results = run_tasks("filter", tasks, process, context)
+    results = run_tasks(
+        "filter",
+        shard_tasks(inputs["ingest"]),
+        partial(filter_shard, inputs=inputs, section=section, out=out),
+        context,
+    )
     parts = [result["histograms_by_source"] for result in results]
     by_source = {
         source: add_histograms(part.get(source, {}) for part in parts)
@@ -199,7 +206,7 @@ class Judged:
             if it was not judged.
     """
 
-    statistics: dict[str, np.ndarray]
+    statistics: Columns
     errors: list[str | None]
     reasons: list[str | None]
     rules: RuleCounts
@@ -224,9 +231,7 @@ def judge(rows: pa.Table, section: Filter) -> Judged:
         places = np.flatnonzero(entries == entry)
         if len(places) == 0:
             continue
-        judged = _judge_by(
-            rows.take(pa.array(places)), rules, section, prefix_of(entry)
-        )
+        judged = _judge_by(rows.take(places), rules, section, prefix_of(entry))
         errors[places], reasons[places] = judged.errors, judged.reasons
         good = places[[error is None for error in judged.errors]]
         for name, values in judged.statistics.items():
@@ -342,5 +347,4 @@ def _fails_in_entry(
     """Return True for the documents that an entry's rules have judged and that fail a
     rule.
     """
-    failed: np.ndarray = fails(columns) & (judged_by(columns) == number)
-    return failed
+    return fails(columns) & (judged_by(columns) == number)

@@ -21,19 +21,19 @@ A share of nothing is 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.filters.lines_and_sentences import (
     TERMINAL,
     count_words,
     text_classes,
 )
 from gristmill.dataprep.filters.repetition import copied_segments
-from gristmill.dataprep.filters.rule_sets import Columns, RuleSet
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.filters.rule_sets import RuleSet
+from gristmill.dataprep.langid.language_codes import Languages
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import (
     NEWLINE,
     count_code_points,
@@ -42,6 +42,7 @@ from gristmill.dataprep.text.spans import (
 )
 from gristmill.dataprep.text.swar import count_byte
 from gristmill.dataprep.text.unicode_tables import decode_before
+from gristmill.dataprep.thresholds import Columns
 from gristmill.dataprep.words.language_words import language_names, language_words
 from gristmill.mixtures.steps.rules import FineWeb
 
@@ -64,10 +65,10 @@ RULE_SET = RuleSet(measure, ("language", "script"))
 
 
 def fineweb_statistics(
-    texts: pa.Array | pa.ChunkedArray,
+    texts: Column,
     short_line_characters: int,
-    languages: Sequence[str | None] | None = None,
-) -> dict[str, np.ndarray]:
+    languages: Languages | None = None,
+) -> Columns:
     """Measure FINEWEB_STATISTICS of every text.
 
     Args:
@@ -95,9 +96,9 @@ def fineweb_statistics(
 
 @kernel
 def _measure_texts(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    classes: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    classes: Flags,
     short: int,
     values: np.ndarray,
 ) -> None:

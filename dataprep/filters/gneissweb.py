@@ -25,13 +25,8 @@ from gristmill.core.files import as_path
 from gristmill.dataprep.conservation import SHARE_EDGES
 from gristmill.dataprep.fasttext.fasttext_backend import model_at
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
-from gristmill.dataprep.filters.rule_sets import (
-    Columns,
-    RuleSet,
-    is_english,
-    spread,
-)
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.filters.rule_sets import RuleSet, is_english, spread
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
     WORD,
@@ -39,6 +34,7 @@ from gristmill.dataprep.text.unicode_tables import (
     code_point_flags,
     decode,
 )
+from gristmill.dataprep.thresholds import Columns
 from gristmill.mixtures.steps.rules import GneissWeb
 
 if TYPE_CHECKING:
@@ -57,7 +53,7 @@ def measure(rows: pa.Table, section: GneissWeb) -> Columns:
     (n,).
     """
     in_english = is_english(rows["language"].to_pylist())
-    rows = rows.filter(pa.array(in_english))
+    rows = rows.filter(in_english)
     readability = np.empty(len(rows))
     _measure_texts(*text_buffers(rows["text"]), code_point_flags(), readability)
     density = np.full(len(rows), np.nan)
@@ -107,7 +103,7 @@ def _load_tokenizer(path: str) -> Tokenizer:
 
 @kernel
 def _measure_texts(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, readability: np.ndarray
+    data: Bytes, offsets: Offsets, flags: Flags, readability: np.ndarray
 ) -> None:
     for text in range(len(readability)):
         begin, end = offsets[text], offsets[text + 1]
@@ -129,9 +125,7 @@ def _measure_texts(
 
 
 @kernel
-def _count_words(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray
-) -> tuple[int, int]:
+def _count_words(data: Bytes, begin: int, end: int, flags: Flags) -> tuple[int, int]:
     """Return the number of words, and of mini-words."""
     words, mini_words, length, at = 0, 0, 0, begin
     while at < end:
@@ -151,7 +145,7 @@ def _count_words(
 
 
 @kernel
-def _ends_contraction(data: np.ndarray, at: int, end: int, flags: np.ndarray) -> bool:
+def _ends_contraction(data: Bytes, at: int, end: int, flags: Flags) -> bool:
     r"""Return True if the text goes on with `[tsd]\b|ve\b|ll\b|re\b`."""
     if at >= end:
         return False

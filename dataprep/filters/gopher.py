@@ -30,12 +30,12 @@ every threshold (`thresholds.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.conservation import LENGTH_EDGES
 from gristmill.dataprep.filters import (
     gopher_curator,
@@ -47,7 +47,9 @@ from gristmill.dataprep.filters import (
 from gristmill.dataprep.filters.gopher_words import cut_words, stop_words_of
 from gristmill.dataprep.filters.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.filters.rule_sets import RuleSet
+from gristmill.dataprep.langid.language_codes import Languages
 from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.thresholds import Columns
 from gristmill.dataprep.words.language_words import language_names
 from gristmill.mixtures.steps.rules import (
     Dialect,
@@ -94,8 +96,6 @@ _MEASURES_OF_TWO_CUTS = {
 }
 """Dialects that split a text into words in more than one way."""
 
-Columns = dict[str, np.ndarray]
-
 
 def measure(rows: pa.Table, *sections: GopherQuality | GopherRepetition) -> Columns:
     """Measure the statistics of one or both Gopher rule sets.
@@ -114,7 +114,7 @@ def measure(rows: pa.Table, *sections: GopherQuality | GopherRepetition) -> Colu
         for name in GopherRules.model_fields
     ):
         passes = [[section] for section in sections]
-    columns: Columns = {}
+    columns: dict[str, np.ndarray] = {}
     for counted in passes:
         quality = [item for item in counted if isinstance(item, GopherQuality)]
         by_script = counted[0].words == "language"
@@ -133,9 +133,9 @@ RULE_SET = RuleSet(measure, ("language", "script"), {"mean_word_length": LENGTH_
 
 
 def statistics(
-    texts: pa.Array | pa.ChunkedArray,
+    texts: Column,
     counting: GopherRules = DCLM,
-    languages: Sequence[str | None] | None = None,
+    languages: Languages | None = None,
     quality: bool = True,
     repetition: bool = True,
     stop_words: tuple[str, ...] | None = None,
@@ -187,7 +187,7 @@ def statistics(
         else:
             _MEASURES[counting.dialect](words, listed, *values)
         without_list[rows], unspaced[rows] = listed.languages < 0, words.per_word > 1
-    columns: Columns = {}
+    columns: dict[str, np.ndarray] = {}
     if quality:
         columns |= zip(QUALITY_STATISTICS, quality_values.T.copy())
         columns["words"] = columns["words"].astype(np.int64)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.dataprep.filters.gopher_words import (
     StopWords,
     copy_shares,
@@ -51,7 +52,7 @@ from gristmill.dataprep.filters.repetition import (
     top_ngram,
 )
 from gristmill.dataprep.text.hashing import first_bytes, load64
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Bytes, kernel
 from gristmill.dataprep.text.spans import count_code_points, strip
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC_PROPERTY
 from gristmill.dataprep.words.tokenise_words import CutTexts
@@ -59,7 +60,7 @@ from gristmill.dataprep.words.tokenise_words import CutTexts
 BULLETS = np.array([ord(mark) for mark in "•‣⁃⁌⁍∙○●◘◦⦾⦿"], np.uint32)
 ELLIPSES = ("...", "[...]", "…", "(...)", "[…]", "-»", "read more..", "read more")
 _MARKS = np.frombuffer("".join(ELLIPSES).encode(), np.uint8)
-_MARK_ENDS = np.cumsum([0, *(len(mark.encode()) for mark in ELLIPSES)]).astype(np.int64)
+_MARK_ENDS = offsets_of([len(mark.encode()) for mark in ELLIPSES])
 
 
 @kernel
@@ -105,7 +106,7 @@ def measure(
 
 
 @kernel
-def _is_symbol(data: np.ndarray, begin: int, end: int, chars: int) -> bool:
+def _is_symbol(data: Bytes, begin: int, end: int, chars: int) -> bool:
     byte = data[end - 1]
     # runs are more than half only if they alternate with single other characters, at
     # both ends
@@ -120,7 +121,7 @@ def _is_symbol(data: np.ndarray, begin: int, end: int, chars: int) -> bool:
 
 
 @kernel
-def _mark_at_end(data: np.ndarray, begin: int, end: int) -> int:
+def _mark_at_end(data: Bytes, begin: int, end: int) -> int:
     """Return the bytes of the longest ellipsis mark with which a range ends; 0 without
     one.
     """
@@ -182,9 +183,7 @@ def _ngram_shares(texts: CutTexts, text: int, shares: np.ndarray) -> None:
 
 
 @kernel
-def count_occurrences(
-    data: np.ndarray, begin: int, end: int, pattern: np.ndarray
-) -> int:
+def count_occurrences(data: Bytes, begin: int, end: int, pattern: np.ndarray) -> int:
     """Return the number of occurrences of a byte pattern, from the left and not
     overlapping, like `str.count`.
 

@@ -62,7 +62,7 @@ from gristmill.dataprep.filters.repetition import (
     shared_starts,
     top_ngram,
 )
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Bytes, kernel
 from gristmill.dataprep.text.spans import count_code_points, strip
 from gristmill.dataprep.text.swar import count_byte
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, CONTENT
@@ -137,7 +137,7 @@ def measure(
 
 @kernel
 def _later_copies(
-    data: np.ndarray, begin: int, end: int, separator: int, total: int
+    data: Bytes, begin: int, end: int, separator: int, total: int
 ) -> tuple[float, float]:
     starts, ends = split_segments(data, begin, end, separator)
     number, length = copied_segments(data, starts, ends, False)

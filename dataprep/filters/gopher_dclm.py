@@ -33,8 +33,6 @@ words and segments are all those of `unspaced_words`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from gristmill.dataprep.filters.gopher_words import (
@@ -67,7 +65,8 @@ from gristmill.dataprep.filters.repetition import (
     repeated_words,
     top_ngram,
 )
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.langid.language_codes import Languages
+from gristmill.dataprep.text.kernels import Bytes, Flags, kernel
 from gristmill.dataprep.text.swar import count_byte, find_byte
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, WORD, byte_table, decode
 from gristmill.dataprep.words.tokenise_words import CutTexts
@@ -86,7 +85,7 @@ UNDERSCORE = 0x5F
 def measure_segmented(
     texts: CutTexts,
     counting: GopherRules,
-    languages: Sequence[str | None],
+    languages: Languages,
     stop_words: StopWords,
     quality: np.ndarray,
     repetition: np.ndarray,
@@ -174,7 +173,7 @@ def measure(
 
 
 @kernel
-def count_tokens(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> int:
+def count_tokens(data: Bytes, begin: int, end: int, flags: Flags) -> int:
     """Return the number of fastText's tokens that begin with a letter or digit."""
     count, separated = 0, True
     for at in range(begin, end):

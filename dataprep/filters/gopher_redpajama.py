@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import string
 import unicodedata
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.dataprep.filters.gopher_dclm import ngram_shares
 from gristmill.dataprep.filters.gopher_words import (
     DOTS,
@@ -51,7 +51,8 @@ from gristmill.dataprep.filters.lines_and_sentences import (
     EACH_NEWLINE,
     split_segments,
 )
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.langid.language_codes import Languages
+from gristmill.dataprep.text.kernels import Bytes, Offsets, kernel
 from gristmill.dataprep.text.swar import count_byte
 from gristmill.dataprep.text.unicode_tables import LATIN
 from gristmill.dataprep.words.tokenise_words import CutTexts, whitespace_words
@@ -66,7 +67,7 @@ _PUNCTUATION = string.punctuation.encode()
 def measure_normalized(
     texts: CutTexts,
     counting: GopherRules,
-    languages: Sequence[str | None],
+    languages: Languages,
     stop_words: StopWords,
     quality: np.ndarray,
     repetition: np.ndarray,
@@ -83,7 +84,7 @@ def measure_normalized(
             row[:] = [round(value, DECIMALS) for value in row.tolist()]
 
 
-def normalize(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def normalize(data: Bytes, offsets: Offsets) -> tuple[Bytes, Offsets]:
     """Return texts without ASCII punctuation, in lower case and NFD; arguments and
     result are those of `text_buffers`.
     """
@@ -94,7 +95,7 @@ def normalize(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.nda
         ).encode()
         for begin, end in pairwise(offsets.tolist())
     ]
-    lengths = np.cumsum([0, *map(len, texts)]).astype(np.int64)
+    lengths = offsets_of([len(text) for text in texts])
     return np.frombuffer(b"".join(texts), np.uint8), lengths
 
 

@@ -17,7 +17,7 @@ Lao, Khmer and Burmese have no list: by that rule their function words are not w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from gristmill.dataprep.filters.lines_and_sentences import (
     starts_with,
 )
 from gristmill.dataprep.filters.repetition import copied_segments
-from gristmill.dataprep.langid.language_codes import parse_label
+from gristmill.dataprep.langid.language_codes import Languages, parse_label
 from gristmill.dataprep.text.hashing import (
     ODD,
     append_hash,
@@ -37,7 +37,14 @@ from gristmill.dataprep.text.hashing import (
     fmix64,
     load64,
 )
-from gristmill.dataprep.text.kernels import inner_kernel, kernel
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Flags,
+    Offsets,
+    Positions,
+    inner_kernel,
+    kernel,
+)
 from gristmill.dataprep.text.simd import ones
 from gristmill.dataprep.text.spans import strip
 from gristmill.dataprep.text.swar import HIGH_BITS, equal_to, letters_of
@@ -85,7 +92,7 @@ class StopWords(NamedTuple):
 @kernel
 def text_words(
     texts: CutTexts, text: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[Positions, Positions, np.ndarray, np.ndarray]:
     """Return the words of a text: starts, ends (int64), chars (int32), flags (uint16);
     see `tokenise_words.Words`.
     """
@@ -144,7 +151,7 @@ def key_of_bytes(word: np.uint64, size: int) -> np.uint64:
 
 @inner_kernel
 def key_of_code_points(
-    data: np.ndarray, start: int, end: int, lower: np.ndarray
+    data: Bytes, start: int, end: int, lower: np.ndarray
 ) -> np.uint64:
     """Return the key of any word, in lower case if `lower` is not empty."""
     key = np.uint64(0)
@@ -178,10 +185,10 @@ DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), 
 
 @kernel
 def count_marked_lines(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    starts: Positions,
+    ends: Positions,
+    flags: Flags,
     bullets: np.ndarray,
     ellipses: tuple[np.ndarray, ...],
 ) -> tuple[int, int]:
@@ -207,7 +214,7 @@ def count_marked_lines(
 
 
 @kernel
-def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
+def count_ellipses(data: Bytes, begin: int, end: int) -> int:
     """Return the number of occurrences of `...` (from the left, not overlapping) and of
     `…`.
     """
@@ -250,9 +257,9 @@ def share(part: float, whole: float, of_nothing: float) -> float:
 
 @kernel
 def copy_shares(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
+    data: Bytes,
+    starts: Positions,
+    ends: Positions,
     first_counts: bool,
     of_nothing: float,
 ) -> tuple[float, float]:
@@ -372,7 +379,7 @@ def is_cut_by_characters(counting: GopherRules, language: str | None) -> bool:
 
 
 def stop_words_of(
-    languages: Sequence[str | None], custom: tuple[str, ...] | None, ignore_case: bool
+    languages: Languages, custom: tuple[str, ...] | None, ignore_case: bool
 ) -> StopWords:
     """Return the stop words of n texts for the kernels.
 
@@ -433,10 +440,10 @@ the normalised text).
 
 
 def cut_words(
-    data: np.ndarray,
-    offsets: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
     counting: GopherRules,
-    languages: Sequence[str | None],
+    languages: Languages,
     cut: Cut | None = None,
 ) -> CutTexts:
     """Split n texts into words.

@@ -34,7 +34,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Bytes, Flags, Positions, kernel
 from gristmill.dataprep.text.spans import (
     NEWLINE,
     count_code_points,
@@ -98,7 +98,7 @@ CLOSERS = "\"')]}’”»›」』）】*_"
 
 
 @lru_cache(maxsize=1)
-def text_classes() -> np.ndarray:
+def text_classes() -> Flags:
     """Return the flags of every code point: uint8 of shape (CODE_POINTS,)."""
     flags = flag_code_points(
         np.uint8,
@@ -123,7 +123,7 @@ def text_classes() -> np.ndarray:
 
 
 @kernel
-def count_words(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> int:
+def count_words(data: Bytes, begin: int, end: int, classes: Flags) -> int:
     """Return the number of words and marks of `data[begin:end]`, close to the count of
     a linguistic tokenizer.
 
@@ -164,8 +164,8 @@ EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES, TWO_NEWLINE_RUNS = 1, 2, 3, 4
 
 @kernel
 def split_segments(
-    data: np.ndarray, begin: int, end: int, separator: int
-) -> tuple[np.ndarray, np.ndarray]:
+    data: Bytes, begin: int, end: int, separator: int
+) -> tuple[Positions, Positions]:
     """Split a text at newlines (U+000A only), like `str.split` and `re.split`: one
     segment more than separators.
 
@@ -196,9 +196,7 @@ def split_segments(
 
 
 @kernel
-def split_lines(
-    data: np.ndarray, begin: int, end: int
-) -> tuple[np.ndarray, np.ndarray]:
+def split_lines(data: Bytes, begin: int, end: int) -> tuple[Positions, Positions]:
     """Split a text into lines like `str.splitlines()`: at any line boundary of Unicode,
     without an empty last line.
 
@@ -216,12 +214,12 @@ def split_lines(
 
 @kernel
 def drop_blank(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    starts: Positions,
+    ends: Positions,
+    flags: Flags,
     stripped: bool,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Positions, Positions]:
     """Return the segments with anything but whitespace, unchanged or stripped like
     `str.strip()`.
     """
@@ -237,7 +235,7 @@ def drop_blank(
 
 
 @kernel
-def segment_chars(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def segment_chars(data: Bytes, starts: Positions, ends: Positions) -> np.ndarray:
     """Return the number of code points of every segment (int64)."""
     chars = np.empty(len(starts), np.int64)
     for segment in range(len(starts)):
@@ -246,7 +244,7 @@ def segment_chars(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.
 
 
 @kernel
-def starts_with(data: np.ndarray, begin: int, end: int, marks: np.ndarray) -> bool:
+def starts_with(data: Bytes, begin: int, end: int, marks: np.ndarray) -> bool:
     """Return True if a range begins with one of some code points.
 
     Args:
@@ -262,7 +260,7 @@ def starts_with(data: np.ndarray, begin: int, end: int, marks: np.ndarray) -> bo
 
 
 @kernel
-def ends_with(data: np.ndarray, begin: int, end: int, suffix: np.ndarray) -> bool:
+def ends_with(data: Bytes, begin: int, end: int, suffix: np.ndarray) -> bool:
     """Return True if a range ends with these bytes (uint8, at least one)."""
     if end - begin < len(suffix):
         return False
@@ -295,7 +293,7 @@ _ELLIPSIS = 0x2026
 
 
 @kernel
-def count_sentences(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> int:
+def count_sentences(data: Bytes, begin: int, end: int, classes: Flags) -> int:
     """Return the number of sentences of `data[begin:end]`, valid UTF-8; `classes` is
     `text_classes()`.
     """
@@ -336,9 +334,7 @@ def count_sentences(data: np.ndarray, begin: int, end: int, classes: np.ndarray)
 
 
 @kernel
-def _is_abbreviation(
-    data: np.ndarray, begin: int, end: int, classes: np.ndarray
-) -> bool:
+def _is_abbreviation(data: Bytes, begin: int, end: int, classes: Flags) -> bool:
     while begin < end:
         code, width = decode(data, begin)
         if not np.any(code == _OPENERS):
@@ -359,7 +355,7 @@ def _is_abbreviation(
 
 
 @kernel
-def _lower_follows(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> bool:
+def _lower_follows(data: Bytes, at: int, end: int, classes: Flags) -> bool:
     """Return True if the next code point of this line that is not whitespace is lower
     case.
     """

@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column, offsets_of
 from gristmill.core.files import as_path
 from gristmill.dataprep.text.hashing import hash_texts
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.unicode_tables import WORD, decode, decode_before
 
 
@@ -42,7 +43,7 @@ class Automaton(NamedTuple):
     """
 
 
-def lower(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def lower(texts: Column) -> Column:
     """Return texts in lower case, code point by code point, the form in which entries
     and texts are compared.
     """
@@ -84,10 +85,10 @@ def build(words: Iterable[str]) -> Automaton:
 
 @kernel
 def count(
-    data: np.ndarray,
-    offsets: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
     automaton: Automaton,
-    flags: np.ndarray,
+    flags: Flags,
     whole_words: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count entries in n texts.
@@ -173,16 +174,14 @@ def prepare_phrases(phrases: Sequence[str]) -> Phrases:
             chain[number] = heads[byte] if byte == ord(letters[0]) else chain[number]
             heads[byte] = number
     encoded = [phrase.encode() for phrase in phrases]
-    offsets = np.concatenate(
-        [[0], np.cumsum([len(phrase) for phrase in encoded])]
-    ).astype(np.int64)
+    offsets = offsets_of([len(phrase) for phrase in encoded])
     return Phrases(
         np.frombuffer(b"".join(encoded), np.uint8), offsets, anchors, heads, chain
     )
 
 
 @kernel
-def count_phrases(data: np.ndarray, begin: int, end: int, phrases: Phrases) -> int:
+def count_phrases(data: Bytes, begin: int, end: int, phrases: Phrases) -> int:
     """Return the number of occurrences of any of the phrases in `data[begin:end]`."""
     count = 0
     for at in range(begin, end):
@@ -263,8 +262,7 @@ def hashed_list(path: str, normalise: Callable[[str], str]) -> np.ndarray:
 
 def hash_strings(strings: list[str]) -> np.ndarray:
     """Return the 64-bit hashes of n strings: uint64 of shape (n,)."""
-    hashes: np.ndarray = hash_texts(*text_buffers(pa.array(strings, pa.large_string())))
-    return hashes
+    return hash_texts(*text_buffers(pa.array(strings, pa.large_string())))
 
 
 def contained(hashes: np.ndarray, listed: np.ndarray) -> np.ndarray:
@@ -272,5 +270,4 @@ def contained(hashes: np.ndarray, listed: np.ndarray) -> np.ndarray:
     if not len(listed):
         return np.zeros(len(hashes), bool)
     places = np.minimum(np.searchsorted(listed, hashes), len(listed) - 1)
-    is_listed: np.ndarray = listed[places] == hashes
-    return is_listed
+    return listed[places] == hashes

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filters.rule_sets import Columns, RuleSet
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.filters.rule_sets import RuleSet
+from gristmill.dataprep.text.kernels import Bytes, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines
+from gristmill.dataprep.thresholds import Columns
 from gristmill.mixtures.steps.rules import MC4
 
 
@@ -28,9 +29,7 @@ RULE_SET = RuleSet(measure)
 
 
 @kernel
-def _count_long_lines(
-    data: np.ndarray, offsets: np.ndarray, min_characters: int
-) -> np.ndarray:
+def _count_long_lines(data: Bytes, offsets: Offsets, min_characters: int) -> np.ndarray:
     counts = np.zeros(len(offsets) - 1, np.int64)
     for text in range(len(counts)):
         line, end = offsets[text], offsets[text + 1]

@@ -29,7 +29,7 @@ from gristmill.dataprep.text.hashing import (
     load64,
     store64,
 )
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Bytes, Offsets, Positions, kernel
 from gristmill.dataprep.text.spans import count_code_points
 
 TOP_NGRAMS = (2, 3, 4)
@@ -52,7 +52,7 @@ def empty_table(entries: int) -> np.ndarray:
 
 @kernel
 def number_spans(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
+    data: Bytes, starts: Positions, ends: Positions
 ) -> tuple[np.ndarray, np.ndarray]:
     """Number spans so that equal bytes have equal numbers, from 0 in the order of first
     copies.
@@ -95,7 +95,7 @@ def number_spans(
 
 @kernel
 def _is_copy(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: int, span: int
+    data: Bytes, starts: Positions, ends: Positions, first: int, span: int
 ) -> bool:
     """Return True if a span with the key of an earlier one, or of itself, has its
     bytes.
@@ -133,7 +133,7 @@ def keep_repeated(
 
 @kernel
 def repeated_words(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
+    data: Bytes, starts: Positions, ends: Positions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the repeated words of a text, as n-grams of one word."""
     numbers, copies = number_spans(data, starts, ends)
@@ -222,7 +222,7 @@ def covered_chars(at: np.ndarray, chars: np.ndarray, n: int) -> int:
 
 @kernel
 def copied_segments(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first_counts: bool
+    data: Bytes, starts: Positions, ends: Positions, first_counts: bool
 ) -> tuple[int, int]:
     """Return number and code points of the segments that occur several times.
 
@@ -262,8 +262,8 @@ PADDING = MOST_SHARED
 
 @kernel
 def join_words(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+    data: Bytes, starts: Positions, ends: Positions
+) -> tuple[Bytes, Offsets]:
     """Return the bytes of n words without separators.
 
     Returns:
@@ -289,7 +289,7 @@ def join_words(
 
 
 @kernel
-def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def shared_starts(joined: np.ndarray, offsets: Offsets) -> np.ndarray:
     """Return how many bytes from each word on probably occur from another word on too.
 
     Returns:
@@ -340,7 +340,7 @@ def likely_repeated(values: np.ndarray) -> np.ndarray:
 
 @kernel
 def likely_copies(
-    offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n: int
+    offsets: Offsets, shared: np.ndarray, before: np.ndarray, n: int
 ) -> np.ndarray:
     """Return the word positions at which an n-gram may equal that at another position,
     including all that do.
@@ -368,7 +368,7 @@ def likely_copies(
 @kernel
 def copied_chars(
     joined: np.ndarray,
-    offsets: np.ndarray,
+    offsets: Offsets,
     candidates: np.ndarray,
     chars: np.ndarray,
     n: int,

@@ -17,14 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.conservation import COUNT_EDGES, SHARE_EDGES
-from gristmill.dataprep.langid.language_codes import parse_label
+from gristmill.dataprep.langid.language_codes import Languages, parse_label
+from gristmill.dataprep.thresholds import Columns
 from gristmill.mixtures.base import Section
 from gristmill.mixtures.steps.rules import Rules, columns_of
 
-Columns = Mapping[str, np.ndarray]
-"""Column -> int64 or float64 of shape (n,); NaN if a statistic does not apply, which
-every threshold passes.
-"""
 Edges = Sequence[float]
 
 
@@ -52,8 +49,7 @@ class RuleSet:
 def rule_set(name: str) -> RuleSet:
     """Load a rule set from its module; both sets of Gopher are in one."""
     module = "gopher" if name.startswith("gopher_") else name
-    loaded: RuleSet = import_module(f"gristmill.dataprep.filters.{module}").RULE_SET
-    return loaded
+    return import_module(f"gristmill.dataprep.filters.{module}").RULE_SET
 
 
 def columns_read(rule_sets: Iterable[str]) -> list[str]:
@@ -78,7 +74,7 @@ def measure(
     rows: pa.Table,
     rules: Rules,
     rule_sources: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> dict[str, np.ndarray]:
+) -> Columns:
     """Measure only the statistics of the configured rule sets.
 
     Args:
@@ -100,12 +96,12 @@ def measure(
         judged = pc.is_in(rows["source"].cast(pa.string()), value_set=sources)
         measured |= spread(
             _measure_all(rows.filter(judged), {name: section}),
-            judged.to_numpy().astype(bool),
+            judged.to_numpy(),
         )
     return measured
 
 
-def spread(columns: Columns, is_measured: np.ndarray) -> dict[str, np.ndarray]:
+def spread(columns: Columns, is_measured: np.ndarray) -> Columns:
     """Return columns of some rows as float64 of all rows, NaN for the others.
 
     Args:
@@ -118,7 +114,7 @@ def spread(columns: Columns, is_measured: np.ndarray) -> dict[str, np.ndarray]:
     return spread_columns
 
 
-def is_english(languages: Sequence[str | None]) -> np.ndarray:
+def is_english(languages: Languages) -> np.ndarray:
     """Return True for languages that are English or unknown: bool of shape (n,)."""
     return np.array(
         [

@@ -28,11 +28,10 @@ as in prose has the pairs of prose: these statistics do not see it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.conservation import LENGTH_EDGES
 from gristmill.dataprep.filters.gopher_words import lower_ascii
 from gristmill.dataprep.filters.lines_and_sentences import (
@@ -44,9 +43,10 @@ from gristmill.dataprep.filters.listed_words import (
     Phrases,
     count_phrases,
 )
-from gristmill.dataprep.filters.rule_sets import Columns, RuleSet, is_english
+from gristmill.dataprep.filters.rule_sets import RuleSet, is_english
+from gristmill.dataprep.langid.language_codes import Languages
 from gristmill.dataprep.text.hashing import first_bytes
-from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines
 from gristmill.dataprep.text.unicode_tables import (
     ALPHABETIC,
@@ -55,6 +55,7 @@ from gristmill.dataprep.text.unicode_tables import (
     skip_flagged,
 )
 from gristmill.dataprep.text.unicode_tables import SPACE as WHITESPACE
+from gristmill.dataprep.thresholds import Columns
 from gristmill.dataprep.words.tokenise_words import Words
 from gristmill.dataprep.words.word_breaks import segmented_words
 from gristmill.mixtures.steps.rules import RunningText
@@ -115,9 +116,7 @@ _DETERMINERS, _NEVER_NEXT, _FUNCTION_WORDS = (
 """Words as keys of `first_bytes`, sorted."""
 
 
-def running_text_statistics(
-    texts: pa.Array | pa.ChunkedArray, languages: Sequence[str | None]
-) -> dict[str, np.ndarray]:
+def running_text_statistics(texts: Column, languages: Languages) -> Columns:
     """Measure RUNNING_TEXT_STATISTICS of every text.
 
     Args:
@@ -161,12 +160,12 @@ RULE_SET = RuleSet(measure, ("language",), {"eflaw": LENGTH_EDGES})
 
 @kernel
 def _measure_texts(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
     words: Words,
     english: np.ndarray,
-    classes: np.ndarray,
+    classes: Flags,
     placeholder: Phrases,
     determiners: np.ndarray,
     never_next: np.ndarray,
@@ -207,7 +206,7 @@ def _measure_texts(
 
 
 @kernel
-def _lettered_share(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> float:
+def _lettered_share(data: Bytes, begin: int, end: int, flags: Flags) -> float:
     """Return words with a letter / words that count; NaN if no word counts."""
     lettered, unlettered = 0, 0
     while begin < end:

@@ -13,6 +13,7 @@ from gristmill.dataprep.conservation import SHARE_EDGES
 from gristmill.dataprep.fasttext.fasttext_backend import model_at
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.filters.rule_sets import RuleSet
+from gristmill.dataprep.thresholds import Columns
 from gristmill.mixtures.steps.rules import Toxicity
 
 
@@ -20,7 +21,7 @@ class ToxicityModelError(ValueError):
     """The model of the rule set `toxicity` does not have the label."""
 
 
-def toxicity_statistics(rows: pa.Table, options: Toxicity) -> dict[str, np.ndarray]:
+def toxicity_statistics(rows: pa.Table, options: Toxicity) -> Columns:
     """Measure `toxicity` of n documents (column `text`): float64 of shape (n,), NaN for
     a text without a word.
 

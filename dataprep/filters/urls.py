@@ -42,6 +42,7 @@ from gristmill.dataprep.filters.listed_words import (
 from gristmill.dataprep.filters.rule_sets import RuleSet, spread
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.dataprep.thresholds import Columns
 from gristmill.mixtures.steps.rules import Urls
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://(?:www\.)?")
@@ -56,7 +57,7 @@ URL_STATISTICS = (
 )
 
 
-def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
+def url_statistics(rows: pa.Table, options: Urls) -> Columns:
     """Measure the columns of n documents (columns `locator`, `metadata`): float64 of
     shape (n,); NaN without URL.
     """

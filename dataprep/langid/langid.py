@@ -48,11 +48,8 @@ from gristmill.dataprep.runners.tasks import (
     run_tasks,
     shard_tasks,
 )
-from gristmill.dataprep.whatif_thresholds import (
-    Columns,
-    Rule,
-    remember_last,
-)
+from gristmill.dataprep.thresholds import Columns
+from gristmill.dataprep.whatif_thresholds import Rule, remember_last
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.langid import LanguageId
 
@@ -117,15 +114,18 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Language
         [section.labels.get(label, label) for label in labels],
         path.name,
     )
-    tasks = shard_tasks(inputs["ingest"])
-    process = partial(
-        identify_shard,
-        inputs=dict(inputs),
-        section=section.model_copy(update={"model": str(path)}),
-        out=out,
-        sha256=sha256,
+    results = run_tasks(
+        "langid",
+        shard_tasks(inputs["ingest"]),
+        partial(
+            identify_shard,
+            inputs=inputs,
+            section=section.model_copy(update={"model": str(path)}),
+            out=out,
+            sha256=sha256,
+        ),
+        context,
     )
-    results = run_tasks("langid", tasks, process, context)
     return LanguageSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["languages"] for result in results),

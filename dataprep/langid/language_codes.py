@@ -15,7 +15,7 @@ equivalent and match one script.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -38,6 +38,8 @@ class Language(NamedTuple):
 EVERY_OTHER = "*"
 """Key in a manifest for all languages that it does not list."""
 Value = TypeVar("Value")
+Languages = Sequence[str | None]
+"""Language of each text; None if it is unknown."""
 
 
 def _table(pairs: str) -> dict[str, str]:

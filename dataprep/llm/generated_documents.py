@@ -277,7 +277,7 @@ class _Source:
             config = step.config.model_dump(mode="json")
             if "seed" in config and config["seed"] is None:
                 config["seed"] = self.seed
-            self._run(partial(run_step, step.stage), dict(inputs), config, work / name)
+            self._run(partial(run_step, step.stage), inputs, config, work / name)
             inputs[name] = work / name
         return inputs
 

@@ -106,7 +106,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSum
         JOB,
         shard_tasks(inputs["ingest"]),
         section.model,
-        partial(read_prompts, dict(inputs), section, template, section.sources),
+        partial(read_prompts, inputs, section, template, section.sources),
         partial(_write, section, out),
         context,
         partial(count_judged, inputs, section.sources),

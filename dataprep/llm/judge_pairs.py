@@ -152,7 +152,7 @@ def run(
         RULE,
         shard_tasks(inputs["ingest"]),
         section.model,
-        partial(_read_prompts, dict(inputs), section, template, principles),
+        partial(_read_prompts, inputs, section, template, principles),
         partial(_write, section, out),
         context,
         lambda shards: 2 * count_judged(inputs, section.sources, shards),

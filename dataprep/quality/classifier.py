@@ -171,10 +171,7 @@ def score_texts(model: Predictor, texts: pa.Array, section: Classifier) -> np.nd
     skipped_rows = np.flatnonzero(skipped)
     if len(skipped_rows):
         lines = lines_of(
-            [
-                as_line(text, section)
-                for text in texts.take(pa.array(skipped_rows)).to_pylist()
-            ]
+            [as_line(text, section) for text in texts.take(skipped_rows).to_pylist()]
         )
         scores[skipped_rows] = model.shares(lines, label)
     return np.clip(scores, 0.0, 1.0)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.documents import (
@@ -130,7 +129,7 @@ class Pool:
         if part < len(self.shards):
             return (
                 read_documents(self.inputs, self.shards[part], ["text"])["text"]
-                .take(pa.array(rows))
+                .take(rows)
                 .to_pylist()
             )
         files = [*self.files[True], *self.files[False]]
@@ -175,7 +174,7 @@ def choose_examples(
         read = read_shard(pool.inputs, shard, ["id", "source"])
         for is_positive, sources in classes.items():
             rows = judged_rows(read.documents, read.rows, sources)
-            ids = read.documents["id"].take(pa.array(rows)).to_pylist()
+            ids = read.documents["id"].take(rows).to_pylist()
             members_by_class[is_positive].append((number, rows, draw(ids, seed)))
     number = len(pool.shards)
     for is_positive, files in pool.files.items():

@@ -352,7 +352,7 @@ def _ask(section: Quality, inputs: Inputs, context: Context) -> JudgeReport:
     records.mkdir(parents=True, exist_ok=True)
     record: JudgeReport | None
     (record,) = read_records(records, [ASK])
-    write = partial(write_asked, inputs=dict(inputs), section=section, context=context)
+    write = partial(write_asked, inputs=inputs, section=section, context=context)
     return finish_task(Task(ASK), write, records) if record is None else record
 
 
@@ -390,7 +390,7 @@ def score_shard(
         {
             "source": sources,
             "error": pa.array(errors, pa.string()),
-            TIE: pa.array(ties),
+            TIE: ties,
             **columns,
         }
     )
@@ -420,7 +420,7 @@ def judge_shard(
     """Judge one document shard by its scores and write its annotations."""
     shard = read_shard(inputs, task.name, ["id", "source"], section.sources)
     all_scores = read_table(scores / task.name)
-    scored = all_scores.take(pa.array(shard.judged)).combine_chunks()
+    scored = all_scores.take(shard.judged).combine_chunks()
     columns = {
         name: scored[name].combine_chunks()
         for name in scored.column_names
@@ -470,7 +470,7 @@ def _rank(
             table = read_table(shard, ["source", score, TIE])
             values = as_numbers(table[score])
             is_known = ~np.isnan(values)
-            ranked = table.filter(pa.array(is_known))
+            ranked = table.filter(is_known)
             yield ranked["source"].to_pylist(), values[is_known], ranked[TIE].to_numpy()
 
     return rank_documents(
@@ -488,7 +488,7 @@ def _add_separations(
     """Add each score's separation of held-out documents, and warn of a classifier that
     only learned their length.
     """
-    good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)
+    good = held_out["good"].to_numpy()
     for name, report in summary.scores.items():
         values = as_numbers(held_out[name])
         positive, negative = (

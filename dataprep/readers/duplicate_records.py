@@ -159,10 +159,9 @@ def settle_repeats(
             return None
 
         def repeated_rows(shard: int) -> np.ndarray:
-            rows: np.ndarray = connection.execute(
+            return connection.execute(
                 "SELECT place FROM repeats WHERE shard = ? ORDER BY place", [shard]
             ).fetchnumpy()["place"]
-            return rows
 
         documents = sum(number for _, number in numbers)
         first_shard, _ = numbers[0]
@@ -234,7 +233,7 @@ def drop_repeats(task: Task[Repetitive]) -> Done:
     write_table(dropped, pa.table(columns))
     kept = np.setdiff1d(np.arange(len(table)), rows.to_numpy())
     if len(kept):
-        write_table(shard, table.take(pa.array(kept)))
+        write_table(shard, table.take(kept))
     else:
         shard.unlink()
     return Done([dropped])

@@ -157,8 +157,7 @@ def find_extractor(name: str) -> Extractor:
     if name in EXTRACTORS:
         return EXTRACTORS[name]
     module, _, function = name.partition(":")
-    extractor: Extractor = getattr(import_module(module), function)
-    return extractor
+    return getattr(import_module(module), function)
 
 
 def main() -> None:

@@ -259,6 +259,22 @@ def run_shuffle(
     return _run_by_engine(job, tasks, sender, context, partitions)
 
 
+def run_stream(
+    job: str,
+    tasks: Sequence[Task[Given]],
+    sender: Sender[Given, Result],
+    context: Context,
+    partitions: int,
+    stream: str | None = None,
+) -> tuple[list[Result], Shuffled]:
+    """Run a shuffle that sends rows of one name, by default the job's (see
+    `run_shuffle`).
+    """
+    name = stream or job
+    results, sent = run_shuffle(job, tasks, sender, context, {name: partitions})
+    return results, sent[name]
+
+
 def send_to_files(
     sender: Sender, work: str, partitions: Mapping[str, int], task: Task
 ) -> Done:

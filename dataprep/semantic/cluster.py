@@ -27,7 +27,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.encoders.document_scores import Reader, describe_reader
-from gristmill.dataprep.runners.shuffle import Shuffled, run_shuffle
+from gristmill.dataprep.runners.shuffle import Shuffled, run_stream
 from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
@@ -129,17 +129,18 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> ClusterS
     section = Cluster.model_validate(config)
     plan = make_plan(inputs, section, out, context)
     shards = shard_tasks(inputs["ingest"])
-    embedded, sent = run_shuffle(
+    embedded, sample = run_stream(
         "embed",
         shards,
         partial(embed, plan=plan, with_texts=True),
         context,
-        {SAMPLE: 1},
+        1,
+        SAMPLE,
     )
     (fitted,) = run_tasks(
         "fit",
         [Task("centroids")],
-        partial(fit, plan=plan, sample=sent[SAMPLE]),
+        partial(fit, plan=plan, sample=sample),
         context,
     )
     names = [domain["name"] for domain in fitted["domains"]]

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.annotate_batches import Columns, measure_texts
 from gristmill.dataprep.dedup.sketches import (
     binary_numbers,
@@ -29,7 +30,7 @@ def pack_vectors(vectors: np.ndarray) -> pa.Array:
     return binary_rows(vectors.astype("<f2"))
 
 
-def unpack_vectors(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+def unpack_vectors(values: Column) -> np.ndarray:
     """Unpack values of `pack_vectors` without nulls: float16 of shape (n, dim)."""
     return binary_numbers(values, np.float16)
 

@@ -88,7 +88,7 @@ def make_plan(
     clusters = configured or count_clusters(numbering.num_new)
     return VectorPlan(
         merge_annotations(inputs, context),
-        dict(inputs),
+        inputs,
         section,
         sha256,
         numbering,

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Bytes, Offsets, Positions, kernel
 
 
 @kernel
 def replace_spans(
-    data: np.ndarray,
-    offsets: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
     firsts: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
+    begins: Positions,
+    ends: Positions,
     new_data: np.ndarray,
     new_offsets: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, int]:
@@ -63,9 +63,9 @@ def replace_spans(
 @kernel
 def compose(
     firsts: np.ndarray,
-    begins: np.ndarray,
-    ends: np.ndarray,
-    data: np.ndarray,
+    begins: Positions,
+    ends: Positions,
+    data: Bytes,
     texts: np.ndarray,
     firsts2: np.ndarray,
     begins2: np.ndarray,
@@ -155,6 +155,6 @@ def compose(
 
 
 @kernel
-def _copy(to: np.ndarray, size: int, data: np.ndarray, begin: int, end: int) -> int:
+def _copy(to: np.ndarray, size: int, data: Bytes, begin: int, end: int) -> int:
     to[size : size + end - begin] = data[begin:end]
     return size + end - begin

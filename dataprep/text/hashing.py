@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.text.kernels import inner_kernel, kernel
+from gristmill.dataprep.text.kernels import Bytes, Offsets, inner_kernel, kernel
 
 ODD = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3,
@@ -65,7 +65,7 @@ def splitmix64(value: np.uint64) -> np.uint64:
 
 
 @inner_kernel
-def load64(data: np.ndarray, at: int) -> np.uint64:
+def load64(data: Bytes, at: int) -> np.uint64:
     """Eight bytes as a little-endian number.
 
     Compiles to one load, but only with an unsigned index: a signed one may count from
@@ -85,7 +85,7 @@ def load64(data: np.ndarray, at: int) -> np.uint64:
 
 
 @inner_kernel
-def store64(data: np.ndarray, at: int, value: np.uint64) -> None:
+def store64(data: Bytes, at: int, value: np.uint64) -> None:
     """Write eight bytes, lowest first; compiles to one store."""
     place = np.uint64(at)
     data[place] = np.uint8(value)
@@ -99,7 +99,7 @@ def store64(data: np.ndarray, at: int, value: np.uint64) -> None:
 
 
 @inner_kernel
-def first_bytes(data: np.ndarray, start: int, length: int) -> np.uint64:
+def first_bytes(data: Bytes, start: int, length: int) -> np.uint64:
     """Up to eight bytes as a little-endian number, zeros above."""
     if length >= 8:
         return load64(data, start)
@@ -114,7 +114,7 @@ def first_bytes(data: np.ndarray, start: int, length: int) -> np.uint64:
 
 
 @inner_kernel
-def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
+def hash_bytes(data: Bytes, begin: int, end: int) -> np.uint64:
     """64-bit hash of `data[begin:end]`, eight bytes at a time, seeded with the
     length.
     """
@@ -130,7 +130,7 @@ def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
 
 
 @kernel
-def hash_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def hash_texts(data: Bytes, offsets: Offsets) -> np.ndarray:
     """`hash_bytes` of every text: uint64 of shape (n,)."""
     hashes = np.empty(len(offsets) - 1, np.uint64)
     for text in range(len(hashes)):

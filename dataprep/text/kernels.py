@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
@@ -22,12 +22,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.text.jit_cache import MachineCode
 
+Bytes: TypeAlias = np.ndarray
+"""uint8: UTF-8 of texts, back to back."""
+Offsets: TypeAlias = np.ndarray
+"""int64 of shape (n + 1,): text i is `data[offsets[i]:offsets[i + 1]]`."""
+Positions: TypeAlias = np.ndarray
+"""int64: positions in `data`."""
+Flags: TypeAlias = np.ndarray
+"""Unsigned integers of shape (CODE_POINTS,): properties of every code point."""
 
-def text_buffers(
-    texts: pa.Array | pa.ChunkedArray, checked: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+
+def text_buffers(texts: Column, checked: bool = True) -> tuple[Bytes, Offsets]:
     """View a column of strings without copying it (slices included; nulls are empty
     texts).
 
@@ -37,11 +45,9 @@ def text_buffers(
             ones.
 
     Returns:
-        data: uint8, the UTF-8 bytes of the values (the entire buffer, which may have
-            more).
-        offsets: int64 of shape (n + 1,); value i is `data[offsets[i]:offsets[i + 1]]`.
-        Both are always read-only, since numba compiles a kernel separately for writable
-        and read-only arrays.
+        data (the entire buffer, which may have more) and offsets; both are always
+        read-only, since numba compiles a kernel separately for writable and read-only
+        arrays.
 
     Raises:
         pa.ArrowInvalid: a value is not UTF-8; the kernels rely on this check.

@@ -19,6 +19,10 @@ from numba.extending import intrinsic
 from gristmill.dataprep.text.kernels import inner_kernel
 
 WIDTH = 64
+READ_INTO_ALL_CACHES = (0, 3, 1)
+"""Arguments of llvm.prefetch (LLVM Language Reference Manual): for reading, kept in all
+caches, of data.
+"""
 _BYTES = ir.VectorType(ir.IntType(8), WIDTH)
 
 
@@ -166,25 +170,26 @@ def never_utf8_of_64(typing: Any, address: Any) -> Any:
     return types.uint64(address), generate
 
 
+def prefetch(builder: Any, address: Any) -> None:
+    """Prefetch the cache line at an address, which need not be valid, for reading."""
+    number = ir.IntType(32)
+    place = cgutils.voidptr_t
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(ir.VoidType(), [place, number, number, number]),
+        "llvm.prefetch.p0",
+    )
+    builder.call(
+        function, [builder.inttoptr(address, place), *map(number, READ_INTO_ALL_CACHES)]
+    )
+
+
 @intrinsic
 def fetch(typing: Any, address: Any) -> Any:
-    """Prefetch the cache line at an address for reading."""
+    """See `prefetch`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = ir.IntType(32)
-        place = cgutils.voidptr_t
-        fetch = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [place, number, number, number]),
-            "llvm.prefetch.p0",
-        )
-        builder.call(
-            fetch,
-            [
-                builder.inttoptr(arguments[0], place),
-                *(ir.Constant(number, way) for way in (0, 3, 1)),
-            ],
-        )
+        prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(address), generate
@@ -208,3 +213,17 @@ def trailing_zeros(typing: Any, bits: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def high_half(typing: Any, one: Any, other: Any) -> Any:
+    """Upper half of the 128-bit product of two 64-bit numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
+        return builder.trunc(
+            builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64)
+        )
+
+    return types.uint64(types.uint64, types.uint64), generate

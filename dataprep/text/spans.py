@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.text.hashing import ODD, fmix64, load64
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Bytes, Flags, Positions, kernel
 from gristmill.dataprep.text.swar import (
     HIGH_BITS,
     controls_of,
@@ -34,8 +34,8 @@ NEWLINE = np.uint8(0x0A)
 
 @kernel
 def find_segments(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray, newlines: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data: Bytes, begin: int, end: int, flags: Flags, newlines: int
+) -> tuple[Positions, Positions, np.ndarray]:
     """Find the lines or paragraphs: the text between runs of at least `newlines`
     newlines (U+000A only).
 
@@ -68,7 +68,7 @@ def find_segments(
 
 
 @kernel
-def skip_to_newlines(data: np.ndarray, begin: int, end: int, newlines: int) -> int:
+def skip_to_newlines(data: Bytes, begin: int, end: int, newlines: int) -> int:
     """First position of so many newlines in a row (1 or 2); `end` if there is none."""
     text = data[begin:end]
     for pos in range(len(text) - newlines + 1):
@@ -78,7 +78,7 @@ def skip_to_newlines(data: np.ndarray, begin: int, end: int, newlines: int) -> i
 
 
 @kernel
-def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[int, int]:
+def strip(data: Bytes, begin: int, end: int, flags: Flags) -> tuple[int, int]:
     """Range of bytes without whitespace at both ends, like `str.strip()`."""
     begin = skip_flagged(data, begin, end, flags, SPACE)
     while begin < end:
@@ -90,7 +90,7 @@ def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[in
 
 
 @kernel
-def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
+def end_of_line(data: Bytes, at: int, end: int) -> tuple[int, int]:
     """End of the line that begins at `at`, and start of the next line, as for
     `str.splitlines()`: lines end at LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085, U+2028
     and U+2029.
@@ -120,7 +120,7 @@ def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
 
 
 @kernel
-def count_code_points(data: np.ndarray, begin: int, end: int) -> int:
+def count_code_points(data: Bytes, begin: int, end: int) -> int:
     """Number of code points: bytes that do not continue one."""
     pos = np.uint64(begin)
     stop = np.uint64(end)
@@ -137,8 +137,8 @@ def count_code_points(data: np.ndarray, begin: int, end: int) -> int:
 
 @kernel
 def word_spans(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+    data: Bytes, begin: int, end: int, flags: Flags
+) -> tuple[Positions, Positions]:
     """Find the words of `data[begin:end]`, valid UTF-8.
 
     Args:
@@ -176,8 +176,8 @@ def word_spans(
 
 @kernel
 def hashed_words(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data: Bytes, begin: int, end: int, flags: Flags, lower: np.ndarray
+) -> tuple[Positions, Positions, np.ndarray]:
     r"""Find the words like `word_spans`, and hash the lower-cased code points of each
     to 64 bits.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.text.hashing import load64
-from gristmill.dataprep.text.kernels import inner_kernel
+from gristmill.dataprep.text.kernels import Bytes, inner_kernel
 
 HIGH_BITS = np.uint64(0x8080808080808080)
 _ONES = np.uint64(0x0101010101010101)
@@ -59,7 +59,7 @@ def number_of(high_bits: np.uint64) -> np.uint64:
 
 
 @inner_kernel
-def count_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
+def count_byte(data: Bytes, begin: int, end: int, byte: int) -> int:
     """Number of occurrences of a byte in a range."""
     pos = np.uint64(begin)
     stop = np.uint64(end)
@@ -74,7 +74,7 @@ def count_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
 
 
 @inner_kernel
-def find_byte(data: np.ndarray, begin: int, end: int, byte: int) -> int:
+def find_byte(data: Bytes, begin: int, end: int, byte: int) -> int:
     """First position of a byte in a range; the end if there is none."""
     pos = np.uint64(begin)
     stop = np.uint64(end)

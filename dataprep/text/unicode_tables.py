@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.text.kernels import inner_kernel
+from gristmill.dataprep.text.kernels import Bytes, Flags, inner_kernel
 
 
 def ranges(listed: str) -> Iterator[tuple[int, int]]:
@@ -229,7 +229,7 @@ def lower_case_seen() -> np.ndarray:
 
 
 @inner_kernel
-def decode(data: np.ndarray, at: int) -> tuple[int, int]:
+def decode(data: Bytes, at: int) -> tuple[int, int]:
     """Decode the code point that starts at a byte of valid UTF-8.
 
     Returns:
@@ -251,7 +251,7 @@ def decode(data: np.ndarray, at: int) -> tuple[int, int]:
 
 
 @inner_kernel
-def decode_before(data: np.ndarray, at: int) -> tuple[int, int]:
+def decode_before(data: Bytes, at: int) -> tuple[int, int]:
     """Decode the code point that ends before a byte of valid UTF-8.
 
     Returns:
@@ -264,9 +264,7 @@ def decode_before(data: np.ndarray, at: int) -> tuple[int, int]:
 
 
 @inner_kernel
-def skip_flagged(
-    data: np.ndarray, at: int, end: int, flags: np.ndarray, flag: int
-) -> int:
+def skip_flagged(data: Bytes, at: int, end: int, flags: Flags, flag: int) -> int:
     """Position of the first code point from `at` on without a flag, or `end`."""
     while at < end:
         code, width = decode(data, at)

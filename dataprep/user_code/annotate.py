@@ -49,6 +49,7 @@ from gristmill.dataprep.runners.tasks import (
     shard_tasks,
 )
 from gristmill.dataprep.thresholds import (
+    Columns,
     bounds_of,
     count_failures,
     failures,
@@ -152,16 +153,15 @@ def run(
     columns = known_columns(inputs)
     load_document_function(section, columns)  # fail before any work
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(
-        annotate_shard,
-        inputs=dict(inputs),
-        section=section,
-        out=out,
-        known=columns,
-    )
     # Use processes for large inputs: Python code holds the GIL, and functions of
     # batches often run Python code too.
-    results = run_tasks("annotate", tasks, process, context, holds_gil=True)
+    results = run_tasks(
+        "annotate",
+        tasks,
+        partial(annotate_shard, inputs=inputs, section=section, out=out, known=columns),
+        context,
+        holds_gil=True,
+    )
     # One type for each column, such as float64 if one of many shards has integers.
     final_types = {}
     for name in section.measured:
@@ -173,8 +173,12 @@ def run(
         for task, result in zip(tasks, results, strict=True)
         if result["types"] != final_types
     ]
-    cast = partial(cast_shard, types=final_types, out=out)
-    run_tasks("types", outdated_tasks, cast, context)
+    run_tasks(
+        "types",
+        outdated_tasks,
+        partial(cast_shard, types=final_types, out=out),
+        context,
+    )
     return AnnotateSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["rules"] for result in results),
@@ -417,8 +421,8 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def judge(
-    section: OwnAnnotate, measured: Measured, numbers: Mapping[str, np.ndarray]
-) -> tuple[list[str | None], dict[str, np.ndarray]]:
+    section: OwnAnnotate, measured: Measured, numbers: Columns
+) -> tuple[list[str | None], Columns]:
     """Reason to drop each document that did not raise, or None; and masks of failing
     documents by threshold.
 

@@ -94,15 +94,13 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> EditSumm
     section = EditStep.model_validate(config)
     columns = known_columns(inputs)
     load_document_function(section, columns)  # fail before any work
-    tasks = shard_tasks(inputs["ingest"])
-    process = partial(
-        edit_shard,
-        inputs=dict(inputs),
-        section=section,
-        out=out,
-        known=columns,
+    results = run_tasks(
+        "edit",
+        shard_tasks(inputs["ingest"]),
+        partial(edit_shard, inputs=inputs, section=section, out=out, known=columns),
+        context,
+        holds_gil=True,
     )
-    results = run_tasks("edit", tasks, process, context, holds_gil=True)
     return EditSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         {section.use.name: add_counts(result["edits"] for result in results)},

@@ -15,12 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from gristmill.core.arrays import Column
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted
 from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, urls_of
 from gristmill.dataprep.documents import Inputs, Remarks, Shard, read_shard
-from gristmill.dataprep.edits import Column
 from gristmill.dataprep.user_code.time_limits import Function, TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import (
     blame,
@@ -286,7 +286,7 @@ def read_judged_columns(
     measured = [name for name in reads if name not in DOCUMENT_COLUMNS]
     if measured:
         table = Corpus(inputs).read(shard, measured, kept=None)
-        table = table.take(pa.array(read.judged))
+        table = table.take(read.judged)
     for name in reads:
         if name in measured:
             columns[name] = table[name]
@@ -367,7 +367,7 @@ def _call(
 def _batch(
     function: DocumentFunction, documents: pa.Table
 ) -> pa.RecordBatch | pa.Table:
-    table = documents.select(list(function.reads)).combine_chunks()
+    table = documents.select(function.reads).combine_chunks()
     if function.batch == "Table":
         return table
     columns = [column.combine_chunks() for column in table.columns]

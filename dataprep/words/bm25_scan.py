@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.documents import ROW_GROUP_ROWS, open_table
 from gristmill.dataprep.row_groups import read_document_rows
@@ -167,11 +168,10 @@ def _scores(
     frequencies = kept[:, 3:].astype(np.float64)
     idf = np.log1p((documents - counts + 0.5) / (counts + 0.5))
     saturation = frequencies + K1 * (1 - B + B * lengths[:, None])
-    scores: np.ndarray = (idf * frequencies * (K1 + 1) / saturation).sum(1)
-    return scores
+    return (idf * frequencies * (K1 + 1) / saturation).sum(1)
 
 
-def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.ndarray:
+def count_terms(texts: Column, terms: Sequence[str]) -> np.ndarray:
     """Count k terms in n texts, ignoring case: int64 of shape (n, k).
 
     A term matches between characters that are not letters, marks, numbers or
@@ -187,7 +187,7 @@ def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.n
                 zero_copy_only=False
             )
         )
-        candidates = lowered.take(pa.array(rows))
+        candidates = lowered.take(rows)
         if not anywhere and " " not in term:
             # Prefix matches minus those in longer words, so that no match consumes the
             # boundary of the next.
@@ -212,8 +212,5 @@ def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.n
     return counts
 
 
-def _count(texts: pa.Array | pa.ChunkedArray, pattern: str) -> np.ndarray:
-    counts: np.ndarray = pc.count_substring_regex(texts, pattern).to_numpy(
-        zero_copy_only=False
-    )
-    return counts
+def _count(texts: Column, pattern: str) -> np.ndarray:
+    return pc.count_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)

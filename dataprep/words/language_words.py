@@ -16,7 +16,7 @@ also has one for the macrolanguage, whose code is in the column `language`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.langid.language_codes import parse_label
+from gristmill.dataprep.langid.language_codes import Languages, parse_label
+from gristmill.dataprep.text.kernels import Bytes, Offsets
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.dataprep.words.spacy_words import Lengths, words_of_runs
 from gristmill.dataprep.words.tokenise_words import CutTexts, describe_words, join_parts
@@ -66,9 +67,7 @@ def language_names(rows: pa.Table) -> list[str | None]:
     ]
 
 
-def language_words(
-    data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None]
-) -> CutTexts:
+def language_words(data: Bytes, offsets: Offsets, languages: Languages) -> CutTexts:
     """Split n texts into words, each by the tokenizer of its language; the words of
     tokenizers that return strings follow the texts in `data`.
 

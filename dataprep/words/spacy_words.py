@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.dataprep.filters.repetition import number_spans
 from gristmill.dataprep.text.hashing import hash_bytes
-from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, Positions, kernel
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.dataprep.words.tokenise_words import (
     Words,
@@ -91,7 +92,7 @@ def load_tokenizer() -> Any:
 
 
 def spacy_words(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+    data: Bytes, offsets: Offsets, flags: Flags, which: np.ndarray
 ) -> Words:
     """Split texts into spaCy's English words; the arguments are those of
     `tokenise_words.whitespace_words`.
@@ -108,8 +109,8 @@ def spacy_words(
 
 
 def words_of_runs(
-    data: np.ndarray,
-    offsets: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
     which: np.ndarray,
     tokenizer: Any,
     lengths_of: Lengths,
@@ -129,7 +130,7 @@ def words_of_runs(
 
 
 def _split_runs(
-    data: np.ndarray,
+    data: Bytes,
     runs: Words,
     sizes: np.ndarray,
     tokenizer: Any,
@@ -163,7 +164,7 @@ def _split_runs(
         new_lengths[run] if run_lengths is None else run_lengths
         for run, run_lengths in zip(distinct_runs, cached, strict=True)
     ]
-    bounds = np.cumsum([0, *map(len, lengths)]).astype(np.int64)
+    bounds = offsets_of([len(run) for run in lengths])
     flat = np.array([length for run in lengths for length in run], np.int64)
     return _lay_out(
         data, code_point_flags(), _byte_kinds(), runs, sizes, numbers, bounds, flat
@@ -193,15 +194,15 @@ def _exceptions(tokenizer: Any) -> np.ndarray:
 
 
 @kernel
-def _exception_slot(data: np.ndarray, begin: int, end: int) -> int:
+def _exception_slot(data: Bytes, begin: int, end: int) -> int:
     return int(hash_bytes(data, begin, end) >> np.uint64(64 - EXCEPTION_BITS))
 
 
 @kernel
 def count_simple_words(
-    data: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
+    data: Bytes,
+    starts: Positions,
+    ends: Positions,
     kinds: np.ndarray,
     exceptions: np.ndarray,
 ) -> np.ndarray:
@@ -235,7 +236,7 @@ def count_simple_words(
 
 @kernel
 def _split_simple(
-    data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cuts: np.ndarray
+    data: Bytes, begin: int, end: int, kinds: np.ndarray, cuts: np.ndarray
 ) -> int:
     """Split a run into letters, digits, adjacent hyphens, and single marks.
 
@@ -264,9 +265,7 @@ def _split_simple(
 
 
 @kernel
-def _is_simple(
-    data: np.ndarray, kinds: np.ndarray, cuts: np.ndarray, words: int
-) -> bool:
+def _is_simple(data: Bytes, kinds: np.ndarray, cuts: np.ndarray, words: int) -> bool:
     """True for marks, then digits or letters with hyphens between them, then marks that
     come off one by one.
 
@@ -312,8 +311,8 @@ def _is_simple(
 
 @kernel
 def _lay_out(
-    data: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    flags: Flags,
     kinds: np.ndarray,
     runs: Words,
     sizes: np.ndarray,

@@ -24,7 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.text.kernels import inner_kernel, kernel
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Flags,
+    Offsets,
+    Positions,
+    inner_kernel,
+    kernel,
+)
 from gristmill.dataprep.text.unicode_tables import ALONE, SPACE, WORD, decode
 
 FIRST_EASTERN = 0x3040
@@ -36,9 +43,9 @@ class Words(NamedTuple):
 
     offsets: np.ndarray
     """int64 of shape (m + 1,): bounds of each text's words."""
-    starts: np.ndarray
+    starts: Positions
     """int64, byte position of each word's start."""
-    ends: np.ndarray
+    ends: Positions
     """int64, byte position of each word's end."""
     chars: np.ndarray
     """int32, code points of each word."""
@@ -49,11 +56,11 @@ class Words(NamedTuple):
 class CutTexts(NamedTuple):
     """n texts and their words."""
 
-    data: np.ndarray
+    data: Bytes
     """uint8: the UTF-8 bytes of all texts, and of words that are not part of them."""
-    offsets: np.ndarray
+    offsets: Offsets
     """int64 of shape (n + 1,): bounds of the texts."""
-    flags: np.ndarray
+    flags: Flags
     """`unicode_tables.code_point_flags()`."""
     words: Words
     """The words of all texts, in any order of the texts."""
@@ -76,7 +83,7 @@ def join_parts(parts: Sequence[Words]) -> Words:
 
 @kernel
 def whitespace_words(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+    data: Bytes, offsets: Offsets, flags: Flags, which: np.ndarray
 ) -> Words:
     """Split texts at whitespace.
 
@@ -123,7 +130,7 @@ def whitespace_words(
 
 
 @inner_kernel
-def total_bytes(offsets: np.ndarray, which: np.ndarray) -> int:
+def total_bytes(offsets: Offsets, which: np.ndarray) -> int:
     """Number of bytes of some texts: at least that of their words."""
     total = 0
     for text in which:
@@ -133,11 +140,11 @@ def total_bytes(offsets: np.ndarray, which: np.ndarray) -> int:
 
 @kernel
 def describe_words(
-    data: np.ndarray,
-    flags: np.ndarray,
-    offsets: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
+    data: Bytes,
+    flags: Flags,
+    offsets: Offsets,
+    starts: Positions,
+    ends: Positions,
 ) -> Words:
     """Add code points and flags to words found elsewhere."""
     chars = np.empty(len(starts), np.int32)
@@ -151,7 +158,7 @@ def describe_words(
 
 @inner_kernel
 def describe_word(
-    data: np.ndarray, pos: int, end: int, flags: np.ndarray
+    data: Bytes, pos: int, end: int, flags: Flags
 ) -> tuple[int, np.uint16]:
     """Number of code points of a word, and the union of their flags."""
     length = 0
@@ -166,7 +173,7 @@ def describe_word(
 
 @kernel
 def unspaced_words(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+    data: Bytes, offsets: Offsets, flags: Flags, which: np.ndarray
 ) -> Words:
     """Split texts at whitespace and between the characters of scripts without
     spaces.
@@ -210,7 +217,7 @@ def unspaced_words(
 
 @kernel
 def word_punct_words(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+    data: Bytes, offsets: Offsets, flags: Flags, which: np.ndarray
 ) -> Words:
     """Split texts into runs of letters, digits and underscores, and runs of
     punctuation.
@@ -245,7 +252,7 @@ def word_punct_words(
 
 @kernel
 def characters_per_word(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+    data: Bytes, offsets: Offsets, flags: Flags, which: np.ndarray
 ) -> np.ndarray:
     """Number of characters of scripts without spaces per word of another script, by
     text.

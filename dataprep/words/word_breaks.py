@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gristmill.dataprep.text.kernels import inner_kernel, kernel
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, inner_kernel, kernel
 from gristmill.dataprep.text.unicode_tables import CODE_POINTS, WORD, decode, ranges
 from gristmill.dataprep.words.tokenise_words import Words, total_bytes
 
@@ -212,7 +212,7 @@ _ASCII_KINDS[[ord("."), ord("'")]] = JOINS_LETTERS | JOINS_DIGITS
 
 
 def segmented_words(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+    data: Bytes, offsets: Offsets, flags: Flags, which: np.ndarray
 ) -> Words:
     """Split texts into words; the arguments are those of
     `tokenise_words.whitespace_words`.
@@ -227,9 +227,9 @@ def segmented_words(
 
 @kernel
 def _segmented_words(
-    data: np.ndarray,
-    offsets: np.ndarray,
-    flags: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
     text_numbers: np.ndarray,
     breaks: np.ndarray,
     ascii_kinds: np.ndarray,
@@ -271,7 +271,7 @@ def _segmented_words(
 
 
 @inner_kernel
-def _ascii_word_end(data: np.ndarray, pos: int, end: int, kinds: np.ndarray) -> int:
+def _ascii_word_end(data: Bytes, pos: int, end: int, kinds: np.ndarray) -> int:
     """End of the segment that starts at an ASCII byte, as far as the following bytes
     are ASCII.
     """
@@ -302,7 +302,7 @@ def _ascii_word_end(data: np.ndarray, pos: int, end: int, kinds: np.ndarray) -> 
 
 @kernel
 def _segment_end(
-    data: np.ndarray, pos: int, end: int, breaks: np.ndarray
+    data: Bytes, pos: int, end: int, breaks: np.ndarray
 ) -> tuple[int, int]:
     """End of the segment that starts at a byte, and its number of code points."""
     code, width = decode(data, pos)
@@ -335,7 +335,7 @@ def _segment_end(
 
 @inner_kernel
 def _bridges(
-    data: np.ndarray, pos: int, end: int, breaks: np.ndarray, last: int, value: int
+    data: Bytes, pos: int, end: int, breaks: np.ndarray, last: int, value: int
 ) -> bool:
     """True if a mark joins the code points on both sides; `pos` is the byte after
     it.

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column
 from gristmill.core.files import atomic_write, json_object, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, balance
@@ -30,6 +31,7 @@ from gristmill.dataprep.documents import (
     ID_BYTES,
     QUARANTINE_REASON,
     QUARANTINE_SCHEMA,
+    Inputs,
     combine_annotations,
     count_documents,
     read_annotations,
@@ -41,8 +43,8 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.row_groups import ahead, read_texts
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.text.kernels import text_buffers
-from gristmill.mixtures.base import Judging
+from gristmill.dataprep.text.kernels import Bytes, Offsets, text_buffers
+from gristmill.mixtures.base import Judging, Recipe
 from gristmill.tokenize.encoding.fast_encode import FastEncoder, flat_ids, texts_of
 from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError
 from gristmill.tokenize.encoding.token_report import (
@@ -84,8 +86,8 @@ def docs_name(shard: str) -> str:
 
 def docs_table(
     rows: np.ndarray,
-    ids: pa.Array | pa.ChunkedArray,
-    sources: pa.Array | pa.ChunkedArray,
+    ids: Column,
+    sources: Column,
     tokens: np.ndarray,
     text_bytes: np.ndarray,
 ) -> pa.Table:
@@ -134,8 +136,8 @@ class TokenizeSummary(TokenReport):
 
 
 def run(
-    inputs: Mapping[str, Path],
-    config: Mapping[str, object],
+    inputs: Inputs,
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> TokenizeSummary:
@@ -152,13 +154,14 @@ def run(
             encoded.
     """
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.beam.workers))
-    process = partial(encode_shard, inputs=dict(inputs), out=out)
     tasks = [
         Task(task.name.removesuffix(".parquet"), {"shard": task.name}, task.size_bytes)
         for task in shard_tasks(inputs["ingest"])
     ]
     tokenizer = _load_once(inputs["tokenizer"])  # before all threads load it
-    results = run_tasks("encode", tasks, process, context)
+    results = run_tasks(
+        "encode", tasks, partial(encode_shard, inputs=inputs, out=out), context
+    )
     counts = balance(results, Judging().max_quarantined, "tokenize", errors=out)
     checked, changed = map(sum, zip((0, 0), *(result["decoded"] for result in results)))
     if changed:
@@ -189,13 +192,13 @@ def run(
     )
 
 
-def encode_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
+def encode_shard(task: Task, inputs: Inputs, out: Path) -> Done:
     """Encode one document shard and write its files."""
     shard = task.payload["shard"]
     tokenizer = _load_once(inputs["tokenizer"])
     documents = read_documents(inputs, shard, ["id", "source"])
     annotations = combine_annotations(inputs, shard, documents["id"], [EDITS])
-    rows = np.flatnonzero(annotations.keep).astype(np.int64)
+    rows = np.flatnonzero(annotations.keep)
     files = [out / name(shard) for name in (tokens_name, docs_name)]
     sizes = {
         name: np.zeros(len(rows), np.int64)
@@ -245,7 +248,7 @@ def encode_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
         written_sizes = {name: values[good] for name, values in sizes.items()}
         kept = documents
         if len(written) < len(documents):
-            kept = documents.take(pa.array(written))
+            kept = documents.take(written)
         docs = docs_table(
             written,
             kept["id"],
@@ -302,8 +305,8 @@ def encode_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
 
 def decode_some(
     tokenizer: TextTokenizer,
-    data: np.ndarray,
-    offsets: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
     ids: np.ndarray,
     lengths: np.ndarray,
 ) -> tuple[int, int]:
@@ -378,8 +381,8 @@ def batches(sizes: np.ndarray, most_bytes: int) -> Iterator[slice]:
 
 def encode_batch(
     tokenizer: TextTokenizer,
-    data: np.ndarray,
-    offsets: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
     theirs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
     """Encode documents; a failing document does not affect the others.

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import Column, offsets_of
 from gristmill.core.processes import resident_bytes
-from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.text.kernels import Bytes, Offsets, text_buffers
 from gristmill.dataprep.text.unicode_tables import ranges
 from gristmill.tokenize.encoding.known_tokenizers import (
     Known,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+FlatIds = tuple[np.ndarray, np.ndarray]
+"""Ids of n texts back to back (uint32), and the number of each text's ids (int64)."""
 PROBES = (
     "",
     " ",
@@ -152,9 +155,7 @@ class FastEncoder:
             raise NotKnownError("its ids differ from the library's on probes")
         return encoder
 
-    def encode(
-        self, texts: pa.Array | pa.ChunkedArray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, texts: Column) -> FlatIds:
         """Encode n documents.
 
         Returns:
@@ -167,8 +168,8 @@ class FastEncoder:
         return self.encode_buffers(*text_buffers(texts))
 
     def encode_buffers(
-        self, data: np.ndarray, offsets: np.ndarray, theirs: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, data: Bytes, offsets: Offsets, theirs: np.ndarray | None = None
+    ) -> FlatIds:
         """Encode documents from `kernels.text_buffers`, or a part of the offsets.
 
         Args:
@@ -207,18 +208,14 @@ class FastEncoder:
         lengths[library_rows] = library_lengths
         return np.concatenate(pieces), lengths
 
-    def encode_with_library(
-        self, texts: Sequence[str]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def encode_with_library(self, texts: Sequence[str]) -> FlatIds:
         """Encode documents with `tokenizers`; see `encode`."""
         encodings = self._tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=False
         )
         return flat_ids([encoding.ids for encoding in encodings])
 
-    def _encode(
-        self, data: np.ndarray, offsets: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _encode(self, data: Bytes, offsets: Offsets) -> FlatIds:
         from gristmill.tokenize.encoding.gigatoken_input import as_awkward
 
         rows = self._gigatoken.encode_batch(
@@ -234,14 +231,14 @@ class FastEncoder:
         return ids, lengths
 
 
-def flat_ids(ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def flat_ids(ids: Sequence[Sequence[int]]) -> FlatIds:
     """Ids of documents back to back (uint32), and the number of each (int64)."""
     lengths = np.array([*map(len, ids)], np.int64)
     return np.fromiter(chain.from_iterable(ids), np.uint32, lengths.sum()), lengths
 
 
 def texts_of(
-    data: np.ndarray, offsets: np.ndarray, rows: np.ndarray | None = None
+    data: Bytes, offsets: Offsets, rows: np.ndarray | None = None
 ) -> list[str]:
     """Texts of some rows, or of all, from `kernels.text_buffers`."""
     bounds = np.stack([offsets[:-1], offsets[1:]], axis=1)
@@ -252,7 +249,7 @@ def texts_of(
 
 def replace_stand_ins(
     ids: np.ndarray, lengths: np.ndarray, first: int, stand_ins: Sequence[Sequence[int]]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> FlatIds:
     """Replace each id from `first` on by its sequence of ids; returns ids and lengths
     of documents.
     """
@@ -260,11 +257,8 @@ def replace_stand_ins(
     if not len(places):
         return ids, lengths
     numbers = [stand_ins[number] for number in (ids[places] - first).tolist()]
-    more = np.array([len(several) - 1 for several in numbers])
-    ends = np.cumsum(lengths)
-    longer = np.concatenate([[0], np.cumsum(more)])[
-        np.searchsorted(places, np.concatenate([[0], ends]))
-    ]
+    more = offsets_of([len(several) - 1 for several in numbers])
+    longer = more[np.searchsorted(places, offsets_of(lengths))]
     pieces = np.split(ids, np.stack([places, places + 1], 1).ravel())
     pieces[1::2] = [np.array(several, ids.dtype) for several in numbers]
     return np.concatenate(pieces), lengths + np.diff(longer)

@@ -14,6 +14,8 @@ from typing import Any
 import awkward as ak
 import numpy as np
 
+from gristmill.dataprep.text.kernels import Bytes, Offsets
+
 NAME = "texts"
 
 
@@ -57,7 +59,7 @@ class Texts(ak.Array):
         return function(ak.Array(ak.without_parameters(layout)), *args[1:], **kwargs)
 
 
-def as_awkward(data: np.ndarray, offsets: np.ndarray) -> Texts:
+def as_awkward(data: Bytes, offsets: Offsets) -> Texts:
     """Array of the texts from `kernels.text_buffers`."""
     layout = ak.contents.ListOffsetArray(
         ak.index.Index64(offsets),

@@ -67,5 +67,4 @@ class TokenizerJson(TypedDict):
 
 def describe(tokenizer: Tokenizer) -> TokenizerJson:
     """Content of the tokenizer.json of a tokenizer."""
-    described: TokenizerJson = json.loads(tokenizer.to_str())
-    return described
+    return json.loads(tokenizer.to_str())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.text.kernels import inlined_kernel, kernel
+from gristmill.dataprep.text.kernels import Bytes, Offsets, inlined_kernel, kernel
 from gristmill.dataprep.text.simd import (
     WIDTH,
     above_blanks_of_64,
@@ -64,8 +64,8 @@ NONE_LISTED = Listed(np.zeros(CODE_POINTS, np.uint8), np.zeros(1 << 16, np.uint8
 
 @kernel
 def scan_texts(
-    data: np.ndarray,
-    offsets: np.ndarray,
+    data: Bytes,
+    offsets: Offsets,
     listed: Listed,
     characters: np.ndarray,
     words: np.ndarray,
@@ -142,7 +142,7 @@ _1, _2, _3, _61, _62, _63, _64 = (np.uint64(bits) for bits in (1, 2, 3, 61, 62, 
 
 @inlined_kernel
 def _has_listed(
-    data: np.ndarray, at: int, end: int, leads: np.uint64, listed: Listed
+    data: Bytes, at: int, end: int, leads: np.uint64, listed: Listed
 ) -> bool:
     """Return whether a listed code point begins at a set bit of data[at:at + 64]; the
     last byte never counts.
@@ -170,7 +170,7 @@ def _has_listed(
 
 
 @inlined_kernel
-def _code_point(data: np.ndarray, at: np.uint64, end: int) -> int:
+def _code_point(data: Bytes, at: np.uint64, end: int) -> int:
     """Code point that begins at a byte; 0 if it is cut off by the end."""
     first = int(data[at])
     width = 2 + (first >= 0xE0) + (first >= 0xF0)

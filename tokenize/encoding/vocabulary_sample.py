@@ -10,12 +10,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +23,14 @@ import pyarrow.compute as pc
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.document_numbers import number_documents
 from gristmill.dataprep.documents import (
+    Inputs,
     annotation_stages,
     read_annotations,
     read_documents,
     read_shard,
     shard_names,
 )
-from gristmill.dataprep.runners.shuffle import Sent, run_shuffle
+from gristmill.dataprep.runners.shuffle import Sending, Sent, run_stream
 from gristmill.dataprep.runners.tasks import Done, Task, shard_tasks
 from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, columns_of
 from gristmill.tokenize.document_sampling import (
@@ -85,7 +85,7 @@ class TokenizerSample:
 
 
 def draw_sample(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     sources: Sequence[str],
     total_bytes: int,
     weights: Mapping[str, float] | None,
@@ -169,7 +169,7 @@ def share_bytes(
     }
 
 
-def _what_was_dropped(inputs: Mapping[str, Path]) -> str:
+def _what_was_dropped(inputs: Inputs) -> str:
     """`filter dropped 8 of 8 documents (gopher_quality/min_words 6, ...)` of each stage
     that dropped any.
     """
@@ -199,11 +199,11 @@ def first_documents(rows: pa.Table, key: int, share: int) -> pa.Table:
     order = drawn_order(words_of(columns), key)
     size = columns["size"][order]
     number = int(np.searchsorted(np.cumsum(size) - size, share))
-    return rows.take(pa.array(order[:number]))
+    return rows.take(order[:number])
 
 
 def candidates(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     tasks: Sequence[Task],
     shares: Mapping[str, int],
     seed: int,
@@ -223,19 +223,17 @@ def candidates(
     needed_bits = max(0, -(-rows * row_bytes // PARTITION_BYTES) - 1).bit_length()
     most_bits = (MOST_PARTITIONS // max(len(kinds), 1)).bit_length() - 1
     bits = max(0, min(needed_bits, most_bits))
-    send = partial(
-        send_draws, inputs=dict(inputs), shares=dict(shares), seed=seed, bits=bits
-    )
-    _, sent = run_shuffle(DRAW, tasks, send, context, {DRAW: len(kinds) << bits})
+    send = partial(send_draws, inputs=inputs, shares=dict(shares), seed=seed, bits=bits)
+    _, sent = run_stream(DRAW, tasks, send, context, len(kinds) << bits)
     key = order_key(seed, "tokenizer")
     firsts = {}
     for place, kind in enumerate(kinds):
         share = shares[kind[0]]
         documents = DRAWN_SCHEMA.empty_table()
         for partition in range(place << bits, place + 1 << bits):
-            if sent[DRAW].is_nothing or documents["size"].to_numpy().sum() >= share:
+            if sent.is_nothing or documents["size"].to_numpy().sum() >= share:
                 break
-            more = pa.concat_tables([documents, sent[DRAW].read(partition)])
+            more = pa.concat_tables([documents, sent.read(partition)])
             documents = first_documents(more, key, share)
         firsts[kind] = documents
     return firsts
@@ -243,18 +241,18 @@ def candidates(
 
 def send_draws(
     task: Task,
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shares: Mapping[str, int],
     seed: int,
     bits: int,
-) -> Generator[Sent, None, Done]:
+) -> Sending:
     """Send the documents of a shard to partitions by source, kind and leading bits of
     their draws.
 
     Only the documents of each kind that fill its share are sent.
     """
     read = read_shard(inputs, task.name, ["id", "source", "text"])
-    table = read.documents.take(pa.array(read.rows))
+    table = read.documents.take(read.rows)
     words = id_words(table["id"])
     names = table["source"].cast(pa.string()).to_numpy()
     documents = pa.table(
@@ -273,7 +271,7 @@ def send_draws(
     targets = [np.empty(0, np.int64)]
     for place, (source, held_out) in enumerate(product(shares, (False, True))):
         mask = (names == source) & (is_held_out == held_out)
-        first = first_documents(documents.filter(pa.array(mask)), key, shares[source])
+        first = first_documents(documents.filter(mask), key, shares[source])
         tables.append(first)
         drawn = draw(words_of(columns_of(first)), key)
         targets.append((place << bits) + leading(drawn, bits))
@@ -294,7 +292,7 @@ def _fill(documents: pa.Table, share: int) -> list[tuple[tuple[int, int], int]]:
 
 
 def _read_texts(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     tasks: Sequence[Task],
     chosen: Mapping[tuple[int, int], tuple[str, bool, int]],
     context: Context,
@@ -307,24 +305,24 @@ def _read_texts(
         replace(tasks[shard], payload={"shard": shard, "rows": shard_rows})
         for shard, shard_rows in rows.items()
     ]
-    send = partial(send_texts, inputs=dict(inputs))
-    _, sent = run_shuffle(TEXTS, reading, send, context, {TEXTS: 1})
-    if sent[TEXTS].is_nothing:
+    send = partial(send_texts, inputs=inputs)
+    _, sent = run_stream(TEXTS, reading, send, context, 1)
+    if sent.is_nothing:
         return []
     order = [(name, "ascending") for name in ("id", "shard", "row")]
-    texts = sent[TEXTS].read(0).sort_by(order)
+    texts = sent.read(0).sort_by(order)
     shards, numbers, contents = (
         texts[name].to_pylist() for name in ("shard", "row", "text")
     )
     return list(zip(zip(shards, numbers, strict=True), contents, strict=True))
 
 
-def send_texts(task: Task, inputs: Mapping[str, Path]) -> Generator[Sent, None, Done]:
+def send_texts(task: Task, inputs: Inputs) -> Sending:
     """Send the chosen texts of a shard: payload `shard`, and `rows` with the bytes used
     of each.
     """
     rows, limits = zip(*task.payload["rows"], strict=True)
-    table = read_documents(inputs, task.name, ["id", "text"]).take(pa.array(rows))
+    table = read_documents(inputs, task.name, ["id", "text"]).take(rows)
     texts = [
         text
         if len(text) * 4 <= limit

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.tokenize.exporting.hashed_files import HashedSink
 from gristmill.tokenize.packed_files import TokenizerEntry
 
@@ -88,7 +89,7 @@ def write_olmo_documents(sink: HashedSink, lengths: Iterable[np.ndarray]) -> Non
     at = 0
     with gzip.GzipFile(filename="", mode="wb", fileobj=sink, mtime=0) as packed:
         for part in lengths:
-            bounds = at + np.cumsum([0, *part.tolist()])
+            bounds = at + offsets_of(part)
             lines = (f"{begin},{end}\n" for begin, end in pairwise(bounds.tolist()))
             packed.write("".join(lines).encode())
             at = int(bounds[-1])

@@ -15,10 +15,11 @@ import io
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import as_path, is_local
 from gristmill.tokenize.exporting.formats import (
     LLMC_HEADER_INTS,
@@ -84,7 +85,7 @@ class Runs:
         metadata: of each run's document, from the format; empty if it has none.
     """
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     begin: np.ndarray
     tokens: np.ndarray
     are_documents: bool
@@ -122,7 +123,7 @@ def runs_of(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
     return _whole(file, content, 0, _named(file, dtype))
 
 
-def _named(file: TokenFile, dtype: str | None) -> np.dtype[Any]:
+def _named(file: TokenFile, dtype: str | None) -> np.dtype:
     if dtype is None:
         raise TokenFileError(
             f"{file.name}: the file does not say what its tokens "
@@ -131,9 +132,7 @@ def _named(file: TokenFile, dtype: str | None) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
 
 
-def _whole(
-    file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype[Any]
-) -> Runs:
+def _whole(file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype) -> Runs:
     """A single run from a byte to the end."""
     tokens, remainder = divmod(len(content) - begin, dtype.itemsize)
     if remainder:
@@ -240,7 +239,7 @@ def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
             f"{file.name}: sequence {int(apart[0]) + 1} does not follow the one before "
             "it, though both are of one document; write the set again with its own tool"
         )
-    before = np.concatenate([[0], np.cumsum(lengths)])
+    before = offsets_of(lengths)
     begin = np.append(pointers, 0)[first[:-1]]
     return Runs(dtype, begin, np.diff(before[first]), are_documents=True)
 
@@ -291,7 +290,7 @@ def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
     )
 
 
-def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[Any]]:
+def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype]:
     """Offset and dtype of the numbers in a file of `np.save`."""
     stream = io.BytesIO(content[:65536].tobytes())
     read = np.lib.format.read_array_header_2_0
@@ -324,7 +323,7 @@ class Bounds:
         metadata: of each document, or empty.
     """
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     begin: np.ndarray
     tokens: np.ndarray
     ended: int

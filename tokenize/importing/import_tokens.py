@@ -27,6 +27,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, balance
 from gristmill.dataprep.documents import (
     ID_BYTES,
+    Inputs,
     hash_document,
     read_table,
     write_table,
@@ -172,7 +173,7 @@ class Wanted:
 
 
 def run(
-    inputs: Mapping[str, Path], config: ImportRecipe, out: Path, context: Context
+    inputs: Inputs, config: ImportRecipe, out: Path, context: Context
 ) -> ImportSummary:
     """Copy the documents of all token files into token parts.
 

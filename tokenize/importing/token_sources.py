@@ -7,10 +7,9 @@ iterate over the corpora.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from gristmill.dataprep.documents import shard_names
+from gristmill.dataprep.documents import Inputs, shard_names
 from gristmill.dataprep.row_groups import read_rows
 from gristmill.mixtures.schema.sources import IMPORTED
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
@@ -21,7 +20,7 @@ of `tokenize`.
 """
 
 
-def corpora(inputs: Mapping[str, Path]) -> list[dict[str, Path]]:
+def corpora(inputs: Inputs) -> list[dict[str, Path]]:
     """Inputs of each corpus: stage -> folder, with `ingest` in each."""
     all_corpora = []
     if "ingest" in inputs:
@@ -36,7 +35,7 @@ def corpora(inputs: Mapping[str, Path]) -> list[dict[str, Path]]:
     return all_corpora
 
 
-def decoded_text(corpus: Mapping[str, Path], shard: str, row: int) -> str:
+def decoded_text(corpus: Inputs, shard: str, row: int) -> str:
     """Decoded tokens of an imported document.
 
     Args:
@@ -55,7 +54,7 @@ def decoded_text(corpus: Mapping[str, Path], shard: str, row: int) -> str:
     return tokenizer.decode(ids[: document["tokens"]].tolist())
 
 
-def corpus_shards(inputs: Mapping[str, Path]) -> list[tuple[dict[str, Path], str]]:
+def corpus_shards(inputs: Inputs) -> list[tuple[dict[str, Path], str]]:
     """All document shards with their corpus; position n is shard n of a packed set's
     ledger.
     """

@@ -8,10 +8,9 @@ ledger, by id (`ledger.py`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +20,13 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.document_numbers import count_rows
 from gristmill.dataprep.documents import (
     ID_BYTES,
+    Inputs,
     read_annotations,
     read_table,
     shard_names,
     step_with,
 )
-from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.dataprep.where_sql import METADATA
 from gristmill.mixtures.schema.sources import MixedSource
@@ -117,7 +117,7 @@ def planning_context(documents: int, context: Context) -> Context:
 
 
 def collect(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     sources: Mapping[str, MixedSource],
     validation: float,
     draws: Draws,
@@ -163,7 +163,7 @@ def collect(
     ledger_bits = partition_bits(documents, CANDIDATE_BYTES)
     process = partial(
         judge_shard,
-        inputs=dict(inputs),
+        inputs=inputs,
         sources=sources,
         validation=validation,
         draws=draws,
@@ -186,7 +186,7 @@ def collect(
 
 def judge_shard(
     task: Task,
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     sources: Mapping[str, MixedSource],
     validation: float,
     draws: Draws,
@@ -194,7 +194,7 @@ def judge_shard(
     bits: int,
     ledger_bits: int,
     rearranging: Rearranging | None = None,
-) -> Generator[Sent, None, Done]:
+) -> Sending:
     """Judge the documents of a shard and send them to their partitions: payload
     `corpus`, `shard`, `number`.
 
@@ -274,7 +274,7 @@ def judge_shard(
 
 
 def _judge(
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     shard: str,
     docs: pa.Table,
     source: np.ndarray,
@@ -297,7 +297,7 @@ def _judge(
     measured = measured_columns(inputs, shard, docs, with_metadata)
     for number, (name, settings) in enumerate(sources.items()):
         is_source = source == number
-        table = measured.filter(pa.array(is_source))
+        table = measured.filter(is_source)
         if settings.where is not None:
             verdicts[is_source] = judge(name, settings.where, table)
         if settings.epochs is not None:

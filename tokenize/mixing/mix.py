@@ -23,6 +23,7 @@ from typing import TypedDict
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.runners.shuffle import must_send
 from gristmill.dataprep.runners.tasks import Task, run_tasks
 from gristmill.mixtures.schema.mix import Mix
@@ -99,9 +100,7 @@ class MixRecipe(TypedDict):
     seed: int
 
 
-def run(
-    inputs: Mapping[str, Path], config: MixRecipe, out: Path, context: Context
-) -> MixSummary:
+def run(inputs: Inputs, config: MixRecipe, out: Path, context: Context) -> MixSummary:
     """Plan the mixture and write the packed set (see `packed_files.py` for its files).
 
     Args:

@@ -12,15 +12,16 @@ A task holds one part, its requests, and the requested tokens.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task
 from gristmill.dataprep.shuffle_format import group_starts
 from gristmill.dataprep.text.kernels import kernel
@@ -60,7 +61,7 @@ def send_tokens(
 
 def send_part(
     task: Task, wanted: Shuffled, parts: Sequence[str], dtype: str
-) -> Generator[Sent, None, Done]:
+) -> Sending:
     """Send the tokens of one part: payload `part`."""
     rows = wanted.read(task.payload["part"])
     shard, first, text = (
@@ -76,10 +77,7 @@ def send_part(
             text[order],
             tokens,
         )
-    ends = (
-        np.concatenate([[0], np.cumsum(text[order])])[[*starts, len(order)]]
-        * tokens.itemsize
-    )
+    ends = offsets_of(text[order])[[*starts, len(order)]] * tokens.itemsize
     sent = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(),
         len(starts),

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
+    Inputs,
     annotation_stages,
     read_annotations,
     read_documents,
@@ -37,7 +37,7 @@ MAX_REPEATS = 1000
 
 
 def measured_columns(
-    inputs: Mapping[str, Path], shard: str, docs: pa.Table, with_metadata: bool = False
+    inputs: Inputs, shard: str, docs: pa.Table, with_metadata: bool = False
 ) -> pa.Table:
     """Measured columns of a shard's tokenised documents, one row per document.
 

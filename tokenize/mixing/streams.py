@@ -13,7 +13,7 @@ while sorting them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.shuffle import (
+    Sending,
+    Sent,
+    Shuffled,
+    run_stream,
+)
 from gristmill.dataprep.runners.tasks import Done, Task, partition_tasks, run_tasks
 from gristmill.dataprep.shuffle_format import columns_of
 from gristmill.tokenize.document_sampling import (
@@ -200,7 +206,7 @@ def sort_segment(
             )
         ]
     tokens = columns["tokens"][order]
-    token_starts = np.concatenate([[0], np.cumsum(tokens + 1)])
+    token_starts = offsets_of(tokens + 1)
     segment = Segment(
         first,
         words.take(order, axis=0),
@@ -231,7 +237,7 @@ def draw_again(
     number: int,
     streams: Sequence[int],
     folder: Path,
-) -> Generator[Sent, None, Done]:
+) -> Sending:
     """Send the documents of a partition of the first pass to the partitions of another
     pass: payload `partition`.
 
@@ -361,10 +367,10 @@ def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Strea
         folder=streams.folder,
     )
     job, partitions = pass_job(streams.passes), 1 << streams.bits
-    _, entries = run_shuffle(
-        job, partition_tasks(partitions), again, context, {job: partitions}
+    _, entries = run_stream(
+        job, partition_tasks(partitions), again, context, partitions
     )
-    return _with_pass(streams, entries[job], context)
+    return _with_pass(streams, entries, context)
 
 
 def _with_pass(streams: Streams, entries: Shuffled, context: Context) -> Streams:

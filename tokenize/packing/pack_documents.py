@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.tokenize.packed_files import PADDING
 from gristmill.tokenize.packing.packing import Packing, RowCounts, cut
 
@@ -70,7 +71,7 @@ def pack(
         raise ValueError(f"sequence_length must be 1 or more, not {sequence_length}")
     if method not in ("best_fit", "stream"):
         raise ValueError(f"method must be best_fit or stream, not {method!r}")
-    starts = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+    starts = offsets_of([len(document) for document in documents])
     end = int(starts[-1])
     places, dealing = None, None
     if method == "best_fit":

@@ -20,6 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.schema.mix import Mix
 from gristmill.tokenize.packing.best_fit import bin_of, deal_out
@@ -328,7 +329,7 @@ class RowCounts:
 
     def dealings(self) -> list[Dealing]:
         """Bins of each phase's remainders (`best_fit`)."""
-        first = np.cumsum([0, *self.rows()])
+        first = offsets_of(self.rows())
         return [
             Dealing(np.array([row, counts[3]]), begins, dealt)
             for row, counts, (begins, dealt, _) in zip(

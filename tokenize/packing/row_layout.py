@@ -12,7 +12,7 @@ some numbers per possible length for `best_fit`. A piece of a rearranged documen
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners.shuffle import Sent, Shuffled, run_shuffle
+from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.schema.mix import Mix
 from gristmill.tokenize.mixing.quotas import Quotas
@@ -276,8 +277,8 @@ class Shards:
         repeats = high - low < len(rows)
         numbers = np.arange(low, high) if repeats else rows
         name = self.sources[source]
-        begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
-        ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
+        begins = offsets_of([counts[source] for counts in self.phases])
+        ends = offsets_of([sum(counts) for counts in self.phases])
         phases = np.searchsorted(begins, numbers, side="right") - 1
         places = np.empty(len(numbers), np.int64)
         for phase in np.unique(phases).tolist():
@@ -342,7 +343,7 @@ def place_segment(
     plan: Path,
     sends: bool = False,
     rearranging: Rearranging | None = None,
-) -> Generator[Sent, None, Done]:
+) -> Sending:
     """Cut a segment (payload `pass`, `partition`) into pieces and send them to their
     shards.
 

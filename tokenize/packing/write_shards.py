@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numba import carray
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import as_path
 from gristmill.dataprep.runners.shuffle import Shuffled
 from gristmill.dataprep.runners.tasks import Done, Task
@@ -239,7 +240,7 @@ def blocks_of(
         if contents.sent is None
         else [contents.sent]
     )
-    begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    begins = offsets_of([len(part) for part in parts])
     addresses = np.array([part.ctypes.data for part in parts], np.uint64)
     length = plan.sequence_length
     per_block = block_rows or max(1, BLOCK_BYTES // (length * dtype.itemsize))

@@ -36,7 +36,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gristmill.core.object_stores import Patience
+from gristmill.core.object_stores import Patience, Warn
 from gristmill.mixtures.schema.engine import Stream
 from gristmill.tokenize.packed_files import (
     CHECKSUM_DTYPE,
@@ -81,7 +81,7 @@ class RemoteRows:
         sequence_length: int,
         dtype: np.dtype,
         stream: Stream,
-        warn: Callable[[str], None],
+        warn: Warn,
     ) -> None:
         from fsspec.asyn import AsyncFileSystem
 

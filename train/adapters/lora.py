@@ -21,7 +21,8 @@ from gristmill.train.adapters.quantised import RoundedWeight, product, rounded
 from gristmill.train.distributed.fsdp import sharded_model
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.model_config import Shape, StoredShape
+from gristmill.train.models.tensor_files import Tensors
 from gristmill.train.models.transformers_decoder import (
     ONE_BY_ONE,
     TransformersModule,
@@ -172,7 +173,7 @@ def is_adapter(name: str) -> bool:
     return name.endswith((DOWN, UP, MAGNITUDE))
 
 
-def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
+def merged(tensors: Mapping[str, Tensor], lora: Lora) -> Tensors:
     """Merge adapters into the weights, under the names of the model without
     adapters.
     """
@@ -191,7 +192,7 @@ def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
 
 
 def adapted_flops_per_token(
-    shape: Shape | TransformersShape, length: int, lora: Lora | None
+    shape: StoredShape, length: int, lora: Lora | None
 ) -> float:
     """Training FLOPs per token, without the gradients of frozen weights."""
     flops = flops_per_token(shape, length)
@@ -248,7 +249,7 @@ def rounded_weights(model: nn.Module) -> dict[str, RoundedWeight]:
     }
 
 
-def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
+def rounded_tensors(model: nn.Module) -> Tensors:
     """Dequantised matrices; float32 on the CPU of the first process, empty on the
     others. A collective.
     """
@@ -290,7 +291,7 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 
 def tuned_model(
-    shape: Shape | TransformersShape,
+    shape: StoredShape,
     tensor_of: TensorOf,
     lora: Lora | None,
     seed: int,

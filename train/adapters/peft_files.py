@@ -12,6 +12,7 @@ from torch import Tensor
 from gristmill.core.files import atomic_write, write_json, write_text
 from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, is_adapter, merged
+from gristmill.train.models.tensor_files import Tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 BASE_PARTS = 4
@@ -92,8 +93,8 @@ def readme(lora: Lora, base: str) -> str:
 
 
 def settle_adapters(
-    out: Path, tensors: Mapping[str, dict[str, Tensor]], lora: Lora | None, start: Path
-) -> dict[str, dict[str, Tensor]]:
+    out: Path, tensors: Mapping[str, Tensors], lora: Lora | None, start: Path
+) -> dict[str, Tensors]:
     """Write every model's adapters (`adapter/` beside `model/`), and merge them into
     its weights.
 

@@ -157,5 +157,4 @@ def rounded(weight: Tensor, kind: RoundedBase) -> RoundedWeight:
 
 def product(x: Tensor, weight: RoundedWeight) -> Tensor:
     """Multiply (..., in) by a quantised (out, in): (..., out)."""
-    outputs: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
-    return outputs
+    return _Product.apply(x, weight)  # type: ignore[no-untyped-call]

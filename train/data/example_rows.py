@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import write_json
 from gristmill.core.seeds import seeded_bytes
 from gristmill.tokenize.loss_masks import mask_name, write_mask
@@ -285,7 +286,7 @@ def copies(
     passes, remainder = divmod(quota, total)
     keys = [seeded_bytes(seed, example_id, size=16) for example_id in ids]
     order = sorted(range(len(keys)), key=lambda place: (keys[place], place))
-    reached = np.concatenate([[0], np.cumsum(trained_tokens[order])])
+    reached = offsets_of(trained_tokens[order])
     repeats = np.full(len(keys), int(passes), np.int64)
     repeats[order[: int(np.abs(reached - remainder).argmin())]] += 1
     return repeats

@@ -5,7 +5,7 @@ those.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 from gristmill.core.files import atomic_write
 from gristmill.core.seeds import content_key
 from gristmill.dataprep.decontamination.contamination import leaks_into
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.examples.conversations import Example, Message
 from gristmill.dataprep.examples.kept_examples import (
     UsableSet,
@@ -170,7 +171,7 @@ def read_pairs(
     data: Sequence[PreferencePairs],
     chat: Chat,
     length: int,
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     leaks: Decontaminate | None = None,
 ) -> list[PreferenceSet]:
     """Read and encode all sets of pairs, or their prepared versions.

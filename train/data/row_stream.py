@@ -59,6 +59,9 @@ RUN = "run.json"
 """File in a run's folder with its manifest and its stages' folders."""
 
 
+Batch = dict[str, Tensor]
+
+
 class StreamError(ValueError):
     """Settings of a stream that are invalid or contradict each other."""
 
@@ -135,7 +138,7 @@ class _Documents:
         self.fingerprint = packed.fingerprint
         self._document_mask = document_mask
 
-    def batch(self, rows: np.ndarray, trim: bool) -> dict[str, Tensor]:
+    def batch(self, rows: np.ndarray, trim: bool) -> Batch:
         """The tensors of some rows (int64, shape (n,)); `trim`: drop the padding common
         to all of them.
         """
@@ -177,7 +180,7 @@ class _Turns(_Documents):
         self._masks = LossMasks(packed)
         self.fingerprint = self._masks.fingerprint
 
-    def batch(self, rows: np.ndarray, trim: bool) -> dict[str, Tensor]:
+    def batch(self, rows: np.ndarray, trim: bool) -> Batch:
         ids, trained, positions = read_turns(self.packed, self._masks, rows, trim)
         if positions is None:  # every batch has the same keys
             positions = np.broadcast_to(
@@ -207,7 +210,7 @@ class _Pairs(_Documents):
         self.order = self._drawn.order
         self.fingerprint = self._drawn.fingerprint
 
-    def batch(self, rows: np.ndarray, trim: bool) -> dict[str, Tensor]:
+    def batch(self, rows: np.ndarray, trim: bool) -> Batch:
         ids, targets = self._pairs.read(self._drawn.numbers[rows])
         labels = torch.cat(
             (targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1
@@ -231,7 +234,7 @@ class _Pairs(_Documents):
         return len(rows)
 
 
-def laid_out(read: TrainedRows) -> dict[str, Tensor]:
+def laid_out(read: TrainedRows) -> Batch:
     """Rows in the format of transformers.
 
     `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED for untrained

@@ -22,6 +22,7 @@ from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.eval.intervals import Estimate, interval
 from gristmill.train.loop.batch_plan import micro_batches, slices
+from gristmill.train.loop.objective import GroupedMetrics
 from gristmill.train.models.model_config import AnyShape
 from gristmill.train.models.transformer import Llama
 from gristmill.train.objectives.losses import IGNORED, score_tokens
@@ -286,7 +287,7 @@ class Validation:
     world: World
     layout: Layout | None = None
 
-    def __call__(self, step: int) -> dict[str, dict[str, dict[str, float]]] | None:
+    def __call__(self, step: int) -> dict[str, GroupedMetrics] | None:
         """`validation` (source -> metrics) and `validation_average` if there is an
         average; None after other steps.
         """
@@ -302,7 +303,7 @@ class Validation:
                 measurements["validation_average"] = self._measure(self.packed)
         return measurements if measurements["validation"] else None
 
-    def _measure(self, packed: PackedSet) -> dict[str, dict[str, float]]:
+    def _measure(self, packed: PackedSet) -> GroupedMetrics:
         metrics = {}
         for source in packed.manifest["validation"]:
             rows = packed.validation(source)

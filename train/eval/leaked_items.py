@@ -16,9 +16,10 @@ import pyarrow as pa
 from gristmill.dataprep.decontamination.ngram import (
     NgramIndex,
     build_index,
-    covered,
+    covered_words,
     find_ngrams,
 )
+from gristmill.dataprep.shuffle_format import ranges
 from gristmill.mixtures.schema.evaluation import Contamination
 from gristmill.train.eval.intervals import mean_with_interval
 from gristmill.train.loop.batch_plan import slices
@@ -72,24 +73,9 @@ def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
     """Share of each part's words covered by the given n-grams (int64, ascending); 0 for
     parts without counted words.
     """
-    place = np.sort(
-        np.concatenate(
-            [
-                np.empty(0, dtype=np.int64),
-                *(
-                    index.places[
-                        index.place_offsets[ngram] : index.place_offsets[ngram + 1]
-                    ]
-                    for ngram in ngrams
-                ),
-            ]
-        )
-    )
-    part = np.searchsorted(index.part_offsets, place, side="right") - 1
-    new = np.diff(part, prepend=-1) != 0
-    words = np.bincount(
-        part, covered(place, index.lengths[part], new), len(index.lengths)
-    )
+    offsets = index.place_offsets
+    places = np.sort(index.places[ranges(offsets[ngrams], offsets[ngrams + 1])])
+    words = covered_words(places, index.part_offsets, index.lengths)
     return words / np.maximum(index.counted_words, 1)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gristmill.mixtures.schema.evaluation import Evaluate, Task
 from gristmill.train.eval.task_files import TaskError
 from gristmill.train.generation.language_model import LanguageModel
+from gristmill.train.loop.objective import GroupedMetrics
 
 if TYPE_CHECKING:
     from gristmill.train.eval.harness import HarnessTask, Result
@@ -62,11 +63,11 @@ class InLoopTasks:
                     "measured during training; move it to `evaluate:`"
                 )
 
-    def __call__(self, step: int) -> dict[str, dict[str, dict[str, float]]] | None:
+    def __call__(self, step: int) -> dict[str, GroupedMetrics] | None:
         """`tasks`: task -> metric -> value; None at other steps and without tasks."""
         if not self._tasks or (step != self._last and step % self._every):
             return None
-        values: dict[str, dict[str, float]] = {}
+        values: GroupedMetrics = {}
         for task in self._tasks:
             for name, result in task.results(self._language, 0, 1).items():
                 values[name] = {

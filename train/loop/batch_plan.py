@@ -91,10 +91,7 @@ class RowPlan:
             for column in zip(*self.batches, strict=True)
         )
         stretch = np.searchsorted(firsts, positions, side="right") - 1
-        steps: np.ndarray = (
-            first_steps[stretch] + (positions - firsts[stretch]) // sizes[stretch]
-        )
-        return steps
+        return first_steps[stretch] + (positions - firsts[stretch]) // sizes[stretch]
 
 
 def plan_of(

@@ -15,7 +15,7 @@ from typing import Any, Literal, Required, TypedDict
 
 from gristmill.core.files import atomic_write, copy_file, read_json_lines
 from gristmill.mixtures.schema.engine import Trackers
-from gristmill.train.loop.objective import Metrics
+from gristmill.train.loop.objective import GroupedMetrics, Metrics
 from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
 from gristmill.train.trackers import open_trackers
 
@@ -59,8 +59,8 @@ class MetricsLine(TypedDict, total=False):
     mfu_causal: float | Literal["unknown"]
     data_wait_share: float
     checkpoint_seconds: float
-    validation: dict[str, dict[str, float]]
-    validation_average: dict[str, dict[str, float]]
+    validation: GroupedMetrics
+    validation_average: GroupedMetrics
     held_out: Metrics
 
 

@@ -21,6 +21,8 @@ UNTRAINED = -1.0
 
 
 Metrics = Mapping[str, object]
+GroupedMetrics = dict[str, dict[str, float]]
+"""Metrics of each source, task or layer."""
 """Metrics by name, as JSON: numbers, texts, and mappings of them."""
 
 

@@ -18,7 +18,7 @@ from gristmill.train.models.attention import document_numbers
 from gristmill.train.models.model_config import (
     BERT_FFN,
     Kind,
-    Shape,
+    StoredShape,
     TransformersShape,
     WeightsError,
 )
@@ -151,7 +151,7 @@ BASES: dict[Kind, type[TransformersModule]] = {
 """Calling convention of a kind of model."""
 
 
-def model_of(shape: Shape | TransformersShape) -> Llama | TransformersModule:
+def model_of(shape: StoredShape) -> Llama | TransformersModule:
     """Construct the model of a shape; inside `torch.device("meta")` its parameters have
     no memory.
     """
@@ -219,9 +219,7 @@ def new_encoder(section: Pretrain, vocab_size: int, length: int) -> Transformers
     return replace(shape, sequence_length=length, document_mask=model.document_mask)
 
 
-def classifier_shape(
-    encoder: Shape | TransformersShape, classes: Sequence[str]
-) -> TransformersShape:
+def classifier_shape(encoder: StoredShape, classes: Sequence[str]) -> TransformersShape:
     """Shape of a classifier with the layers of an encoder.
 
     Raises:

@@ -19,6 +19,7 @@ from gristmill.train.models.model_config import (
 from gristmill.train.models.model_config import (
     UnknownArchitectureError as UnknownArchitectureError,
 )
+from gristmill.train.models.tensor_files import Tensors
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -390,7 +391,7 @@ def interleave_halves(tensor: Tensor, heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
+def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> Tensors:
     """Convert one of our tensors to Hugging Face's; the inverse of `tensors_behind` and
     `part_of_hf`.
 

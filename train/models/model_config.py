@@ -320,7 +320,9 @@ class TransformersShape(ForeignShape):
         return self.multiplied
 
 
-AnyShape = Shape | OwnShape | TransformersShape
+StoredShape = Shape | TransformersShape
+"""Shape of the model in a folder."""
+AnyShape = StoredShape | OwnShape
 
 
 def shape_of(model: Model, vocab_size: int, sequence_length: int) -> Shape:

@@ -23,6 +23,8 @@ from torch import Tensor
 from gristmill.core.files import atomic_write, read_json, write_json
 from gristmill.train.models.model_config import WeightsError
 
+Tensors = dict[str, Tensor]
+"""Tensors by name."""
 TensorOf = Callable[[str, torch.Size], Tensor]
 """Function of a parameter's name and full shape that returns its float32 value on the
 CPU.

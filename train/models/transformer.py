@@ -272,8 +272,7 @@ class Decoder(nn.Module):
                 None if cache is None else cache.layers[number],
                 filled,
             )
-        normalised: Tensor = self.norm(hidden)
-        return normalised
+        return self.norm(hidden)
 
 
 class Llama(ShapedModel):

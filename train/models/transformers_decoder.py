@@ -40,7 +40,7 @@ from gristmill.train.models.model_config import (
     UnknownArchitectureError,
     WeightsError,
 )
-from gristmill.train.models.tensor_files import ModelTensors, TensorOf
+from gristmill.train.models.tensor_files import ModelTensors, TensorOf, Tensors
 from gristmill.train.models.transformer import Head, logits_head
 from gristmill.train.objectives.losses import Output, Softcapped, softcap
 
@@ -433,10 +433,10 @@ def initial_tensors(shape: TransformersShape, seed: int) -> TensorOf:
     """
 
     @cache
-    def tensors() -> dict[str, Tensor]:
+    def tensors() -> Tensors:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(seed)
-            state: dict[str, Tensor] = module_of(shape.config).state_dict()
+            state: Tensors = module_of(shape.config).state_dict()
         return state
 
     return lambda name, size: tensors()[name]
@@ -468,7 +468,7 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
         stored_names[name] = stored_name
 
     @cache
-    def loaded() -> dict[str, Tensor]:
+    def loaded() -> Tensors:
         import transformers
 
         if not is_local(folder):
@@ -494,8 +494,7 @@ def published_tensors(folder: Path, shape: TransformersShape) -> TensorOf:
                 f"{folder} lacks {len(missing)} tensors of {type(model).__name__}: "
                 f"{', '.join(missing[:3])} ..."
             )
-        state: dict[str, Tensor] = model.state_dict()
-        return state
+        return model.state_dict()
 
     def tensor_of(name: str, size: torch.Size) -> Tensor:
         is_converted = any(rule.compiled_sources.search(name) for rule in conversions)

@@ -30,6 +30,7 @@ from gristmill.train.models.model_config import (
     OwnShape,
     Shape,
     ShapeError,
+    StoredShape,
     TransformersShape,
     shape_from_json,
     shape_to_json,
@@ -37,7 +38,12 @@ from gristmill.train.models.model_config import (
 from gristmill.train.models.model_config import WeightsError as WeightsError
 from gristmill.train.models.tensor_files import INDEX_FILE as INDEX_FILE
 from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
-from gristmill.train.models.tensor_files import ModelTensors, ready, write_tensors
+from gristmill.train.models.tensor_files import (
+    ModelTensors,
+    Tensors,
+    ready,
+    write_tensors,
+)
 from gristmill.train.models.tensor_files import TensorOf as TensorOf
 from gristmill.train.models.transformers_decoder import (
     GENERATION_FILE,
@@ -56,7 +62,7 @@ SHAPE_FILE = "config.json"
 
 
 def drawn(
-    shape: Shape | TransformersShape,
+    shape: StoredShape,
     seed: int,
     init: Initialisation = "gpt2",
     mup_base_width: int | None = None,
@@ -122,9 +128,7 @@ def with_new_head(folder: Path, classifier: TransformersShape, seed: int) -> Ten
     return lambda name, size: (of_encoder if name in names else new)(name, size)
 
 
-def read_shape(
-    folder: Path, implementation: Implementation = "auto"
-) -> Shape | TransformersShape:
+def read_shape(folder: Path, implementation: Implementation = "auto") -> StoredShape:
     """Shape of a model that a training stage saved, or that transformers can load.
 
     Args:
@@ -208,7 +212,7 @@ def check_model(
     folder: Path,
     kind: Kind | None = "decoder",
     implementation: Implementation = "auto",
-) -> Shape | TransformersShape:
+) -> StoredShape:
     """Check from the headers of a model's files that all tensors exist, without reading
     weights; returns its shape.
 
@@ -268,7 +272,7 @@ def check_kind(folder: Path, shape: AnyShape, kind: Kind) -> None:
         raise WeightsError(f"{folder} {IS[shape.kind]}; name {WANTED[kind]}")
 
 
-def save_model(folder: Path, shape: AnyShape, tensors: dict[str, Tensor]) -> None:
+def save_model(folder: Path, shape: AnyShape, tensors: Tensors) -> None:
     """Write a model: `config.json`, and `model.safetensors` with full float32 tensors
     on the CPU.
     """
@@ -355,7 +359,7 @@ def fill_from(
     model.to(device).eval()
 
 
-def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
+def stored_buffers(model: nn.Module) -> Tensors:
     """Buffers that belong to a model's weights, by name."""
     names = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in names}

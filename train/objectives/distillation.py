@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import canonical_json, reserve, sha256_file
 from gristmill.mixtures.schema.posttraining import Distill
 from gristmill.tokenize.loss_masks import LossMasks
@@ -283,7 +284,7 @@ class TeacherFiles:
 
 def token_starts(masks: LossMasks) -> np.ndarray:
     """Number of trained tokens before each row, (rows + 1,) int64."""
-    return np.concatenate([[0], np.cumsum(masks.trained_per_row)]).astype(np.int64)
+    return offsets_of(masks.trained_per_row)
 
 
 def token_places(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:

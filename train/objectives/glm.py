@@ -241,8 +241,7 @@ class Blanks:
             self.section.mean_length**count / math.factorial(count)
             for count in range(1, LONGEST)
         ]
-        chances: np.ndarray = np.cumsum(weights) / np.sum(weights)
-        return chances
+        return np.cumsum(weights) / np.sum(weights)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,6 @@ def draws(key: int, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
         mix_bits(rows.astype(np.uint64), np.uint64(key))
         + (places.astype(np.uint64) + np.uint64(1)) * GOLDEN
     )
-    numbers: np.ndarray = (mix_bits(states, np.uint64(0)) >> np.uint64(11)).astype(
+    return (mix_bits(states, np.uint64(0)) >> np.uint64(11)).astype(
         np.float64
     ) * 2.0**-53
-    return numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gristmill.core.object_stores import Warn
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.preference_rows import Drawn, PairRows
 from gristmill.train.loop.objective import Measured
@@ -76,7 +77,7 @@ class Preferences:
         seed: int,
         flops_per_token: float,
         device: torch.device,
-        warn: Callable[[str], None] = lambda message: None,
+        warn: Warn = lambda message: None,
     ) -> None:
         drawn = Drawn(rows, draws, seed)
         self._numbers = drawn.numbers

@@ -10,7 +10,7 @@ fall (Pal et al. 2024, "Smaug"; Pang et al. 2024).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from gristmill.core.object_stores import Warn
 from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.eval.intervals import Estimate, share_with_interval
@@ -73,8 +74,7 @@ def pair_rewards(
         for place in (0, 1)
     ]
     _, chosen, rejected = preference_loss(PairLogps(*columns), section)
-    rewards: np.ndarray = torch.stack([chosen, rejected], dim=1).numpy()
-    return rewards
+    return torch.stack([chosen, rejected], dim=1).numpy()
 
 
 def pair_margins(
@@ -243,7 +243,7 @@ class DeclineAlarm:
         warn: receives the observation and remedies.
     """
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Warn) -> None:
         self._warn = warn
         self._streak = 0
 

@@ -200,8 +200,7 @@ class Corruption:
         ends = np.stack(lengths, axis=2).reshape(len(rows), -1).cumsum(axis=1)[:, :-1]
         begins = np.zeros((len(rows), size), dtype=np.int64)
         np.put_along_axis(begins, ends, 1, axis=1)
-        mask: np.ndarray = begins.cumsum(axis=1) % 2 == 1
-        return mask
+        return begins.cumsum(axis=1) % 2 == 1
 
 
 def corruption_of(

@@ -128,8 +128,7 @@ def optimizers_by_name(
 
 def builder(kind: OptimizerKind) -> Build:
     """Load the function that creates a kind: `build` of the module of its name."""
-    build: Build = import_module(f"gristmill.train.optim.{kind}").build
-    return build
+    return import_module(f"gristmill.train.optim.{kind}").build
 
 
 @torch.no_grad()

@@ -4,12 +4,12 @@ of steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.dataprep.examples.kept_examples import UsableSet
 from gristmill.dataprep.examples.read_examples import (
@@ -87,7 +87,7 @@ def read_prompts(
     rewards: Sequence[AnswerReward],
     chat: Chat,
     longest: int,
-    inputs: Mapping[str, Path] | None = None,
+    inputs: Inputs | None = None,
     tools: OfferedTools | None = None,
 ) -> tuple[list[Prompt], list[PromptSet]]:
     """Read and encode all sets of prompts, in order.

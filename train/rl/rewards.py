@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gristmill.core.files import as_path
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.examples.conversations import Message
 from gristmill.dataprep.rewards.answer_checks import (
     Answer,
@@ -72,7 +73,7 @@ def turns_of(chat: Chat, answer: Generated) -> list[dict[str, object]]:
 
 def rewards_of(
     section: Sequence[AnyReward],
-    inputs: Mapping[str, Path],
+    inputs: Inputs,
     chat: Chat,
     vocab_size: int,
     world: World,

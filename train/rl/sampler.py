@@ -23,7 +23,7 @@ from gristmill.train.distributed.process_groups import World
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.models.encoder import model_of
-from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.model_config import StoredShape
 from gristmill.train.models.weights import allocate, stored_buffers
 from gristmill.train.rl.multi_turn import Asked, Dialogue
 from gristmill.train.rl.rollout import Generated
@@ -44,7 +44,7 @@ class Engine:
 
     def __init__(
         self,
-        shape: Shape | TransformersShape,
+        shape: StoredShape,
         dtype: torch.dtype,
         rows: int,
         device: torch.device,

@@ -19,6 +19,7 @@ from typing import TypedDict
 import numpy as np
 
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.conversation_tokens import write_example_ids
 from gristmill.train.data.pairs import (
@@ -105,7 +106,7 @@ class DpoSummary(TunedSummary):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> DpoSummary:

@@ -20,6 +20,7 @@ from gristmill.dataprep.examples.kept_examples import (
     write_quarantined,
 )
 from gristmill.dataprep.examples.preferences import warnings_of
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.posttraining import DpoData
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.train.data.conversation_tokens import (
@@ -34,7 +35,7 @@ from gristmill.train.stages.stage_inputs import Inputs, example_length
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> Mapping[str, object]:

@@ -17,6 +17,7 @@ import torch
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import CONTINUING
 from gristmill.mixtures.schema.evaluation import Evaluate
 from gristmill.mixtures.schema.pretrain import Pretrain
@@ -80,7 +81,7 @@ class Evaluation(TypedDict, total=False):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> Evaluation:

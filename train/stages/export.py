@@ -35,12 +35,13 @@ from gristmill.train.data.conversation_tokens import (
 from gristmill.train.models.gguf_model import GgufError, Labels, write_gguf
 from gristmill.train.models.hf_configs import family_of, hf_config, split_for_hf
 from gristmill.train.models.initialisation import VOCABULARY_TENSORS
-from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.model_config import Shape, StoredShape, TransformersShape
 from gristmill.train.models.ollama import go_template, modelfile
 from gristmill.train.models.tensor_files import (
     WEIGHTS_FILE,
     Planned,
     TensorFile,
+    Tensors,
     write_model,
 )
 from gristmill.train.models.transformers_decoder import (
@@ -163,7 +164,7 @@ def run(
 
 def write_folder(
     source: Path, tokenizer: Path, section: Export, out: Path
-) -> tuple[Shape | TransformersShape, int, int]:
+) -> tuple[StoredShape, int, int]:
     """Write everything except the model card.
 
     Args:
@@ -225,7 +226,7 @@ def write_folder(
 
 def write_gguf_files(
     source: Path,
-    shape: Shape | TransformersShape,
+    shape: StoredShape,
     chat: Chat,
     section: Export,
     out: Path,
@@ -327,7 +328,7 @@ def exported_tensors(
     # all of them.
     read = lru_cache(maxsize=1)(file.read)
 
-    def split(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    def split(name: str, tensor: Tensor) -> Tensors:
         return split_for_hf(
             name,
             tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor,
@@ -360,7 +361,7 @@ def joined_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
 def model_card(
     lineage: CardLineage,
     stage: str,
-    shape: Shape | TransformersShape,
+    shape: StoredShape,
     parameters: int,
     dtype: str,
     start: str,

@@ -6,7 +6,6 @@ Output: `model/` as of pre-training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from gristmill.core.files import is_local, read_json, write_json
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.base import Recipe
 from gristmill.train.checkpoint import (
     CHECKPOINTS,
     complete_steps,
@@ -68,7 +68,7 @@ class MergeSummary(TypedDict):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> MergeSummary:

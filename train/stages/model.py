@@ -6,7 +6,6 @@ that later stages do not depend on whether the run pre-trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 
 from gristmill.core.files import as_path, write_json
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.model import GivenModel
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.train.models.encoder import model_of
@@ -38,7 +38,7 @@ class GivenModelSummary(ModelFigures):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> GivenModelSummary:

@@ -7,7 +7,6 @@ of skipped steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
@@ -81,7 +81,7 @@ class PretrainSummary(TrainingSummary, ModelFigures, Measurements):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> PretrainSummary:

@@ -9,7 +9,6 @@ depend on. The key holds neither loss nor beta, so changing them recomputes noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import pyarrow as pa
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import write_table
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.posttraining import Lora, Reference
 from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.data.pairs import more_likely
@@ -52,7 +52,7 @@ class ReferenceSummary(ModelFigures):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> ReferenceSummary:

@@ -20,6 +20,7 @@ from gristmill.core.files import copy_file
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import set_names
 from gristmill.dataprep.examples.preferences import warnings_of
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.mixtures.schema.rl import Reward
 from gristmill.train.adapters.lora import (
@@ -120,7 +121,7 @@ class RewardSummary(TunedSummary):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> RewardSummary:

@@ -19,6 +19,7 @@ import numpy as np
 
 from gristmill.core.files import as_path, write_json, write_text
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.rl import Rl
 from gristmill.mixtures.user_code import name_of
 from gristmill.tokenize.shuffle import Order
@@ -29,7 +30,7 @@ from gristmill.train.eval.intervals import Estimate, paired_difference
 from gristmill.train.loop.loop_state import Part
 from gristmill.train.loop.metrics_log import METRICS, read_lines
 from gristmill.train.loop.training_job import Learner, Observers
-from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.model_config import StoredShape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.resuming import measured_once
 from gristmill.train.rl.curriculum import PromptChoice
@@ -123,7 +124,7 @@ class RlSummary(TunedSummary):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> RlSummary:
@@ -155,7 +156,7 @@ def run(
             f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a "
             f"prompt within {length} tokens; lower it"
         )
-    reference: tuple[Shape | TransformersShape, Path] | None = None
+    reference: tuple[StoredShape, Path] | None = None
     if section.teacher is not None:
         teacher = model_folder("rl.teacher", section.teacher)
         reference = read_teacher("rl.teacher", teacher, chat), teacher

@@ -9,7 +9,7 @@ loads, and `model/` is the model with the adapters merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from torch import nn
 
 from gristmill.core.files import read_json, write_json
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.posttraining import Distill, Tuning
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.data.labelled_texts import CLASSES
@@ -33,7 +34,7 @@ from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.encoder import classifier_shape
-from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.model_config import StoredShape
 from gristmill.train.models.weights import with_new_head
 from gristmill.train.objectives.decoded_answers import DecodedAnswers
 from gristmill.train.objectives.distillation import (
@@ -82,7 +83,7 @@ class SftSummary(TunedSummary):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> SftSummary:
@@ -189,7 +190,7 @@ def taught_turns(
     turns: AssistantTurns,
     inputs: Inputs,
     dtype: torch.dtype,
-    student: Shape | TransformersShape,
+    student: StoredShape,
 ) -> TaughtTurns:
     """Rows of `turns` with the stored predictions of the stage `teacher`.
 

@@ -27,6 +27,7 @@ from gristmill.dataprep.examples.kept_examples import (
     usable_sets,
     write_quarantined,
 )
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.posttraining import Gates, SftData
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
@@ -90,7 +91,7 @@ class ConversationSet:
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> Mapping[str, object]:

@@ -5,7 +5,7 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 from gristmill.core.stage_context import Context
@@ -35,15 +35,6 @@ def first_model(inputs: Inputs) -> Path:
 def start_of(inputs: Inputs) -> Path:
     """Start model of preference optimisation: the tuned one, else that of tuning."""
     return inputs["sft"] / MODEL if "sft" in inputs else first_model(inputs)
-
-
-def open_mixture(
-    inputs: Inputs, context: Context
-) -> AbstractContextManager[PackedSet | None]:
-    """The mixture, whose held-out rows a training measures; None if the run has
-    none.
-    """
-    return open_rows(inputs["mix"], context) if "mix" in inputs else nullcontext(None)
 
 
 def open_rows(folder: Path, context: Context) -> closing[PackedSet]:

@@ -9,7 +9,6 @@ nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from gristmill.core.files import as_path, write_json
 from gristmill.core.stage_context import Context
+from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.posttraining import Teach, TeacherKeys
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat
 from gristmill.train.distributed.fsdp import compute_dtype, evaluating, sharded_model
@@ -30,7 +30,7 @@ from gristmill.train.distributed.process_groups import (
 )
 from gristmill.train.eval.held_out import read_token_bytes
 from gristmill.train.loop.batch_plan import micro_batches
-from gristmill.train.models.model_config import Shape, TransformersShape
+from gristmill.train.models.model_config import StoredShape
 from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
 from gristmill.train.objectives.distillation import (
     Taught,
@@ -73,7 +73,7 @@ class TeacherSummary(ModelFigures):
 
 def run(
     inputs: Inputs,
-    config: Mapping[str, object],
+    config: Recipe,
     out: Path,
     context: Context,
 ) -> TeacherSummary:
@@ -199,7 +199,7 @@ def kept_ids(section: TeacherKeys, vocab_size: int) -> int | None:
     )
 
 
-def read_teacher(key: str, folder: Path, chat: Chat) -> Shape | TransformersShape:
+def read_teacher(key: str, folder: Path, chat: Chat) -> StoredShape:
     """Read the shape of a teacher, and check that its vocabulary is the run's.
 
     Args:

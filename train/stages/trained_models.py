@@ -5,13 +5,13 @@ and published files.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import beyond_context
@@ -31,7 +31,7 @@ from gristmill.train.distributed.fsdp import compute_dtype, whole_tensors
 from gristmill.train.distributed.process_groups import World, process_group
 from gristmill.train.eval.held_out import Validation, read_token_bytes
 from gristmill.train.loop.metrics_log import Record
-from gristmill.train.loop.objective import Metrics
+from gristmill.train.loop.objective import GroupedMetrics, Metrics
 from gristmill.train.loop.prefetch import READING_THREADS
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import (
@@ -41,11 +41,16 @@ from gristmill.train.loop.training_job import (
     Measure,
     Observers,
 )
-from gristmill.train.models.model_config import AnyShape, Shape, TransformersShape
+from gristmill.train.models.model_config import (
+    AnyShape,
+    Shape,
+    StoredShape,
+)
+from gristmill.train.models.tensor_files import Tensors
 from gristmill.train.models.weights import TensorOf, read_shape, save_model, stored
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_mixture
+from gristmill.train.stages.stage_inputs import MODEL, Inputs, open_rows
 from gristmill.train.trainer import TrainingSummary, train
 
 MODEL_AVERAGE = "model-average"
@@ -77,8 +82,8 @@ class Measurements(TypedDict, total=False):
 
     first_loss: float | None
     last_loss: float | None
-    validation: dict[str, dict[str, float]]
-    validation_average: dict[str, dict[str, float]]
+    validation: GroupedMetrics
+    validation_average: GroupedMetrics
     lora_base: RoundedMatrices
 
 
@@ -97,9 +102,7 @@ def describe_model(shape: AnyShape, length: int) -> ModelFigures:
     }
 
 
-def tuned_shape(
-    shape: Shape | TransformersShape, length: int, context: Context
-) -> Shape | TransformersShape:
+def tuned_shape(shape: StoredShape, length: int, context: Context) -> StoredShape:
     """Shape of a model to tune on rows of `length` tokens: the longer context of both,
     and causal attention on prompts.
 
@@ -165,7 +168,7 @@ class Setup:
     context: Context
     section: Tuning | Dpo | Rl
     start: Path
-    shape: Shape | TransformersShape
+    shape: StoredShape
     tensor_of: TensorOf
     length: int
     world: World
@@ -205,7 +208,10 @@ def tuning(
 ) -> Iterator[Setup]:
     """Open the processes of a tuning stage, and its mixture."""
     with (
-        open_mixture(inputs, context) as packed,
+        # the mixture's held-out rows are measured
+        open_rows(inputs["mix"], context)
+        if "mix" in inputs
+        else nullcontext() as packed,
         process_group(
             context.training.parallel, split_rows=False, split=section.lora is None
         ) as world,
@@ -296,7 +302,7 @@ def measuring(*measures: Measure) -> Measure:
 
 def all_tensors(
     model: nn.Module, average: AveragedWeights | None
-) -> dict[str, dict[str, Tensor]]:
+) -> dict[str, Tensors]:
     """Full master weights by their target folder, on the first rank; a collective call.
 
     Frozen matrices that are stored rounded are included, dequantised.
@@ -316,7 +322,7 @@ def all_tensors(
 def publish(
     out: Path,
     shape: AnyShape,
-    tensors: dict[str, dict[str, Tensor]],
+    tensors: dict[str, Tensors],
     record: Record,
 ) -> None:
     """Write a training stage's models and record into its data folder."""
