@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from adlfs import AzureBlobFile, AzureBlobFileSystem  # type: ignore[import-untyped]
+from adlfs import AzureBlobFileSystem  # type: ignore[import-untyped]
 from azure.core.exceptions import ServiceRequestError, ServiceResponseError
 from azure.storage.blob.aio import BlobServiceClient, ExponentialRetry
 
-from gristmill.core.bucket_files import BLOCK_BYTES, BlockFiles, WrittenFile
+from gristmill.core.bucket_files import BLOCK_BYTES, BucketFiles
 from gristmill.core.object_stores import StoreRequest, is_passing
 
 
@@ -44,14 +44,8 @@ class Retries(ExponentialRetry):
         )
 
 
-class _WrittenFile(WrittenFile, AzureBlobFile):  # type: ignore[misc]
-    """A file opened for writing."""
-
-
-class AzureFiles(BlockFiles, AzureBlobFileSystem):  # type: ignore[misc]
+class AzureFiles(BucketFiles, AzureBlobFileSystem):  # type: ignore[misc]
     """adlfs with the retries of `Retries`, and fewer requests."""
-
-    kinds = AzureBlobFile, _WrittenFile
 
     def do_connect(self) -> None:
         """Connect as adlfs does, with other retries and larger requests.

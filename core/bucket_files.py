@@ -27,38 +27,3 @@ class BucketFiles:
         """Do nothing: a file needs no folder."""
 
     mkdir = sync_wrapper(_mkdir)
-
-
-class BlockFiles(BucketFiles):
-    """Mixin of stores whose files are read and written in blocks, as s3fs does."""
-
-    kinds: tuple[type, type]
-    """Classes of files opened for reading and for writing."""
-
-    def _open(
-        self,
-        path: str,
-        mode: str = "rb",
-        block_size: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Open a file, which reads ahead by one request."""
-        settings = {"cache_type": "readahead", "concurrency": 1, **options}
-        kind = self.kinds[mode == "wb"]
-        return kind(self, path, mode, block_size or BLOCK_BYTES, **settings)
-
-
-class WrittenFile:
-    """Mixin for files opened for writing: one that fits into a block takes one request."""
-
-    def _initiate_upload(self) -> None:
-        """Begin an upload of several blocks."""
-        if self.tell() >= self.blocksize:  # type: ignore[attr-defined]
-            super()._initiate_upload()  # type: ignore[misc]
-
-    def _upload_chunk(self, final: bool = False) -> Any:
-        """Write a block; the last one completes the file."""
-        if self.tell() >= self.blocksize:  # type: ignore[attr-defined]
-            return super()._upload_chunk(final)  # type: ignore[misc]
-        self.fs.pipe_file(self.path, self.buffer.getvalue())  # type: ignore[attr-defined]
-        return True

@@ -36,6 +36,8 @@ Other = TypeVar("Other")
 CHUNK_BYTES = 1 << 20
 CONNECTIONS = 32
 """Concurrent requests to a store, for many small files."""
+PARTS_AT_ONCE = 2
+"""Parts of a large file that are in memory while it is uploaded."""
 TEMPORARY_MARK = ".tmp-"
 DEFAULT_STORE = "gristmill-store"
 """Folder of a run's outputs, in the current folder; ignored among a source's files."""
@@ -60,15 +62,13 @@ substitute its path.
 """
 
 
-CarriedFiles = Mapping[str, Path | Mapping[str, Path]]
+CarriedFiles = Mapping[str, Mapping[str, Path]]
 carried_files: ContextVar[CarriedFiles] = ContextVar(
     "carried_files", default=MappingProxyType({})
 )
-"""In a worker of a cluster: path on the submitting machine -> copy in the store
-(`dataprep/runners/ship_files.py`).
-
-A copy lies in a folder named by its SHA-256; a folder is a mapping of its files by
-relative path.
+"""In a worker of a cluster: path on the submitting machine -> relative path of each of
+its files, `.` if it is one -> copy in the store (`dataprep/runners/ship_files.py`), in a
+folder named by its SHA-256.
 """
 
 
@@ -81,11 +81,7 @@ def as_path(location: str | Path) -> Path:
         carried = carried_files.get().get(text)
         if carried is None:
             return Path(text)
-        return (
-            _fetch_folder(carried)
-            if isinstance(carried, Mapping)
-            else _fetch_once(carried)
-        )
+        return _fetch_once(carried["."]) if "." in carried else _fetch_folder(carried)
     if text.startswith(HUB):
         from gristmill.core import hub
 
@@ -138,31 +134,18 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that appears under its final name complete, or not at all.
 
     On a local disk the bytes go to a temporary file beside it, which is flushed to disk
-    and renamed. On an object store the write is a single put, which is atomic; after an
-    error nothing is put.
+    and renamed. For an object store they go to a temporary file of this machine, which
+    is uploaded; uploads are atomic.
 
     Args:
         durable: wait for the disk. If False, the file is still atomic for every
             process, but may be empty or truncated if the machine crashes within
             seconds.
     """
-    _make_folder(path.parent)
-    if not is_local(path):
-        remote: Any = path.open("wb")
-        try:
-            yield remote
-        except BaseException:
-            # fsspec completes an upload whenever its file is closed
-            if hasattr(remote, "discard"):
-                remote.discard()
-            remote.closed = True
-            raise
-        remote.close()
-        return
-    with _rename_on_success(path) as temporary, open(temporary, "wb") as sink:
+    with _temporary_file(path) as temporary, open(temporary, "wb") as sink:
         yield sink
         sink.flush()
-        if durable:
+        if durable and is_local(path):
             os.fsync(sink.fileno())
 
 
@@ -186,38 +169,20 @@ def foreign_file(
         IncompleteFileError: `check` raised, or the library raised an OSError without
             errno.
     """
-    _make_folder(path.parent)
-    if is_local(path):
-        with (
-            _rename_on_success(path) as temporary,
-            _checked_write(temporary, path.name, check),
-        ):
+    with _temporary_file(path, scratch) as temporary:
+        try:
             yield temporary
-        return
-    with tempfile.TemporaryDirectory(prefix="gristmill-", dir=scratch) as folder:
-        temporary = Path(folder) / path.name
-        with _checked_write(temporary, path.name, check):
-            yield temporary
-        copy_file(temporary, path)
-
-
-@contextmanager
-def _checked_write(
-    file: Path, name: str, check: Callable[[Path], object]
-) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        # NumPy compares the bytes written, and gives no errno
-        raise _incomplete_error(file, name, error) from error
-    try:
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-        check(file)
-    except Exception as error:
-        raise _incomplete_error(file, name, error) from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            # NumPy compares the bytes written, and gives no errno
+            raise _incomplete_error(temporary, path.name, error) from error
+        try:
+            with temporary.open("rb") as stream:
+                os.fsync(stream.fileno())
+            check(temporary)
+        except Exception as error:
+            raise _incomplete_error(temporary, path.name, error) from error
 
 
 def _incomplete_error(file: Path, name: str, error: Exception) -> IncompleteFileError:
@@ -229,10 +194,17 @@ def _incomplete_error(file: Path, name: str, error: Exception) -> IncompleteFile
 
 
 @contextmanager
-def _rename_on_success(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside a path, and rename it to that path unless there is
-    an error.
+def _temporary_file(path: Path, scratch: Path | None = None) -> Iterator[Path]:
+    """Yield a local path, and move or upload its file to a path unless there is an
+    error.
     """
+    _make_folder(path.parent)
+    if not is_local(path):
+        with tempfile.TemporaryDirectory(prefix="gristmill-", dir=scratch) as folder:
+            temporary = Path(folder) / path.name
+            yield temporary
+            copy_file(temporary, path)
+        return
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -263,16 +235,24 @@ def json_object(record: DataclassInstance) -> dict[str, Any]:
     }
 
 
+def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a file atomically (`durable`: see `atomic_write`)."""
+    if is_local(path):
+        with atomic_write(path, durable) as sink:
+            sink.write(content)
+    else:
+        _make_folder(path.parent)
+        path.fs.pipe_file(path.path, content)  # type: ignore[attr-defined]
+
+
 def write_json(path: Path, value: Any, durable: bool = True) -> None:
     """Write a value as readable JSON, atomically (`durable`: see `atomic_write`)."""
-    with atomic_write(path, durable) as sink:
-        sink.write(json_bytes(value))
+    write_bytes(path, json_bytes(value), durable)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file atomically."""
-    with atomic_write(path) as sink:
-        sink.write(text.encode())
+    write_bytes(path, text.encode())
 
 
 def write_json_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
@@ -285,8 +265,16 @@ def write_json_lines(path: Path, records: Iterable[Mapping[str, object]]) -> Non
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file atomically."""
-    with source.open("rb") as stream, atomic_write(target) as sink:
-        shutil.copyfileobj(stream, sink, CHUNK_BYTES)
+    if is_local(target) or not is_local(source):
+        with source.open("rb") as stream, atomic_write(target) as sink:
+            shutil.copyfileobj(stream, sink, CHUNK_BYTES)
+        return
+    _make_folder(target.parent)
+    store: Any = target
+    options = {}
+    if store.protocol in OBJECT_STORES:
+        options["max_concurrency"] = PARTS_AT_ONCE
+    store.fs.put_file(str(source), store.path, **options)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -321,12 +309,23 @@ def reserve(path: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, max(path.stat().st_size, 1))
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a file, which another process may replace meanwhile, in one request."""
+    # s3fs opens a file by another request, and refuses to read a later version.
+    return path.read_bytes() if is_local(path) else path.fs.cat_file(path.path)  # type: ignore[attr-defined]
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file, which another process may replace meanwhile."""
-    if is_local(path):
-        return json.loads(path.read_bytes())
-    # One request: s3fs opens a file by another one, and refuses to read a later version.
-    return json.loads(path.fs.cat_file(path.path))  # type: ignore[attr-defined]
+    return json.loads(read_bytes(path))
+
+
+def find_json(path: Path, default: Any = None) -> Any:
+    """Read a JSON file; `default` if it does not exist."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return default
 
 
 def read_json_lines(path: Path) -> list[Any]:
@@ -352,10 +351,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
         return True
     temporary = _temporary_name(path)
     try:
-        with open(temporary, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        write_bytes(temporary, content)
         os.link(temporary, path)
     except FileExistsError:
         return False
@@ -429,14 +425,13 @@ def _fetch_once(source: Path) -> Path:
     sha256 = source.parent.name
     target = cache_folder() / "files" / sha256 / source.name
     if not target.exists():
-        content = source.read_bytes()
+        content = read_bytes(source)
         if hashlib.sha256(content).hexdigest() != sha256:
             raise OSError(
                 f"{source} does not hold what its folder's name says; "
                 "remove it, and start the run again"
             )
-        with atomic_write(target) as sink:
-            sink.write(content)
+        write_bytes(target, content)
     return target
 
 
@@ -444,9 +439,7 @@ def _fetch_folder(sources: Mapping[str, Path]) -> Path:
     """Local folder with a carried folder's files, as symlinks, so that shared files are
     stored once.
     """
-    digest = hashlib.sha256(
-        canonical_json({name: source.parent.name for name, source in sources.items()})
-    ).hexdigest()
+    digest = json_digest({name: file.parent.name for name, file in sources.items()})
     target = cache_folder() / "folders" / digest
     if not target.exists():
         temporary = target.with_name(f"{digest}{TEMPORARY_MARK}{uuid.uuid4().hex}")
@@ -464,11 +457,13 @@ def _fetch_folder(sources: Mapping[str, Path]) -> Path:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)  # type: ignore[arg-type]
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def canonical_json(value: Any) -> bytes:

@@ -12,11 +12,11 @@ from urllib.parse import unquote
 
 from aiohttp import ClientTimeout
 from fsspec.asyn import sync_wrapper
-from gcsfs.core import GCSFile, GCSFileSystem  # type: ignore[import-untyped]
+from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 from gcsfs.retry import is_retriable  # type: ignore[import-untyped]
 from google.auth.exceptions import TransportError
 
-from gristmill.core.bucket_files import BLOCK_BYTES, BlockFiles, WrittenFile
+from gristmill.core.bucket_files import BLOCK_BYTES, BucketFiles
 from gristmill.core.object_stores import StoreRequest
 
 ANSWER_TIMEOUT = ClientTimeout(total=None, sock_connect=60.0, sock_read=60.0)
@@ -27,11 +27,7 @@ _request_once = unwrap(GCSFileSystem._request)
 """gcsfs's request without the decorator that retries it six times."""
 
 
-class _WrittenFile(WrittenFile, GCSFile):  # type: ignore[misc]
-    """A file opened for writing."""
-
-
-class GCSFiles(BlockFiles, GCSFileSystem):  # type: ignore[misc]
+class GCSFiles(BucketFiles, GCSFileSystem):  # type: ignore[misc]
     """gcsfs with the retries of `StoreRequest`, and fewer requests.
 
     Buckets of rapid storage, which gcsfs opens by gRPC, are not supported.
@@ -40,11 +36,16 @@ class GCSFiles(BlockFiles, GCSFileSystem):  # type: ignore[misc]
         options: of gcsfs.
     """
 
-    kinds = GCSFile, _WrittenFile
-
     def __init__(self, **options: Any) -> None:
         session = {"timeout": ANSWER_TIMEOUT, **options.pop("session_kwargs", {})}
-        super().__init__(session_kwargs=session, **options)
+        super().__init__(
+            session_kwargs=session, **{"block_size": BLOCK_BYTES, **options}
+        )
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        """Open a file, which reads ahead by one request."""
+        settings = {"cache_type": "readahead", "concurrency": 1, **options}
+        return super()._open(path, mode, **settings)
 
     async def _request(self, method: str, path: str, *args: str, **options: Any) -> Any:
         """Send a request until it is answered or refused.
@@ -92,8 +93,9 @@ class GCSFiles(BlockFiles, GCSFileSystem):  # type: ignore[misc]
 
     async def _put_file(self, lpath: str, rpath: str, **options: Any) -> None:
         """Upload a file; one that fits into a block by one request."""
-        if Path(lpath).stat().st_size < BLOCK_BYTES:
-            await self._pipe_file(rpath, Path(lpath).read_bytes())
+        file = Path(lpath)
+        if file.stat().st_size < BLOCK_BYTES:
+            await self._pipe_file(rpath, file.read_bytes())
         else:
             await super()._put_file(lpath, rpath, **options)
 

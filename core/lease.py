@@ -22,23 +22,19 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from gristmill.core.files import create_exclusively, read_json, write_json
+from gristmill.core import heartbeats
+from gristmill.core.files import create_exclusively, find_json, read_json, write_json
+from gristmill.core.heartbeats import BeatWatch, Repetition
+from gristmill.core.processes import wait_until
 
-BEAT_SECONDS = 15.0
-STALE_SECONDS = 90.0
-BLIND_SECONDS = 20.0
-"""Longest gap between two looks at a heartbeat: after a longer one (of this process or
-of the store) waiting restarts.
-"""
 FORGOTTEN_SECONDS = 3600.0
 """Age of the last heartbeat, by the store's clock and ours, after which a remote owner
 no longer counts as running.
@@ -79,8 +75,7 @@ class Lease:
     folder: Path
     number: int
     on_lost: Callable[[], None] | None = None
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _heartbeat: Repetition | None = None
 
     def check(self) -> None:
         """Raise LeaseLostError if a later lease exists."""
@@ -117,43 +112,35 @@ class Lease:
         write_json(self.folder / f"{self.number}.child.json", identity(pid))
 
     def start_heartbeat(self) -> None:
-        """Start the heartbeat thread unless it runs; it calls `on_lost` once if the
-        lease is lost.
+        """Start the heartbeat unless it runs; it calls `on_lost` once if the lease is
+        lost.
         """
-        if self._thread is not None:
-            return
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-        self._thread.start()
+        if self._heartbeat is None and not self._beat():
+            self._heartbeat = Repetition(self._beat, heartbeats.BEAT_SECONDS)
 
     def release(self) -> None:
         """Release the lease. The heartbeat ends first, so that it cannot see the
         release as a loss.
         """
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         create_exclusively(self.folder / f"{self.number}.done", b"")
 
-    def _beat(self) -> None:
-        beats = 0
-        while beats == 0 or not self._stop.wait(BEAT_SECONDS):
-            beats += 1
-            try:
-                write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
-                lost = highest(self.folder) != self.number
-            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-                # A full disk, or a store that is temporarily unreachable, does not lose
-                # the lease: the next beat retries.
-                log.warning(
-                    "the lease of %s could not be kept fresh: %s",
-                    self.folder.parent,
-                    error,
-                )
-                continue
-            if lost:
-                if self.on_lost is not None:
-                    self.on_lost()
-                return
+    def _beat(self) -> bool:
+        """Write a heartbeat; return True if the lease is lost."""
+        try:
+            write_json(self.folder / f"{self.number}.beat.json", {"at": time.time()})
+            is_lost = highest(self.folder) != self.number
+        except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+            # A full disk, or a store that is temporarily unreachable, does not lose the
+            # lease: the next beat retries.
+            log.warning(
+                "the lease of %s could not be kept fresh: %s", self.folder.parent, error
+            )
+            return False
+        if is_lost and self.on_lost is not None:
+            self.on_lost()
+        return is_lost
 
 
 def acquire(
@@ -173,23 +160,20 @@ def acquire(
             published it.
     """
     waited = False
-    beats = _BeatWatch()
+    watch = BeatWatch()
     while wanted():
         number = highest(folder)
         owner = read_json(folder / f"{number}.json") if number else None
         if (
             owner is None
             or (done := (folder / f"{number}.done").exists())
-            or beats.is_dead(folder, number, owner)
+            or (
+                not is_alive(owner)
+                if is_here(owner)
+                else watch.is_stale(folder / f"{number}.beat.json")
+            )
         ):
-            # A dead owner's processes on this machine end before anything is written.
-            record = folder / f"{number}.child.json"
-            child = read_json(record) if record.exists() else None
-            deadline = time.monotonic() + KILL_SECONDS
-            while child and is_alive(child) and time.monotonic() < deadline:
-                with suppress(ProcessLookupError):
-                    os.killpg(child["pid"], signal.SIGKILL)
-                time.sleep(0.05)
+            _kill_child(folder / f"{number}.child.json")
             commit = folder / f"{number}.commit"
             if (
                 owner is not None
@@ -215,6 +199,15 @@ def acquire(
     return None
 
 
+def _kill_child(record: Path) -> None:
+    """Kill a dead owner's processes on this machine, before anything is written."""
+    child = find_json(record)
+    if child is not None and is_alive(child):
+        with suppress(ProcessLookupError):
+            os.killpg(child["pid"], signal.SIGKILL)
+        wait_until(lambda: not is_alive(child), KILL_SECONDS, 0.05)
+
+
 def running_owner(folder: Path) -> ProcessIdentity | None:
     """Identity of the owner of a stage folder's lease, if it lives, or may live
     elsewhere.
@@ -225,12 +218,9 @@ def running_owner(folder: Path) -> ProcessIdentity | None:
     owner: ProcessIdentity = read_json(folder / f"{number}.json")
     if is_here(owner):
         return owner if is_alive(owner) else None
-    times = [
-        path.stat().st_mtime
-        for path in (folder / f"{number}.json", folder / f"{number}.beat.json")
-        if path.exists()
-    ]
-    return owner if time.time() - max(times, default=0.0) < FORGOTTEN_SECONDS else None
+    beat = folder / f"{number}.beat.json"
+    file = beat if beat.exists() else folder / f"{number}.json"
+    return owner if time.time() - file.stat().st_mtime < FORGOTTEN_SECONDS else None
 
 
 def identity(pid: int) -> ProcessIdentity:
@@ -282,33 +272,8 @@ def _runs(owner: ProcessIdentity) -> bool:
     return ticks is not None and ticks == owner["ticks"]
 
 
-class _BeatWatch:
-    """Detects dead remote owners: the heartbeat has not changed for a while, by this
-    machine's clock.
-
-    Gaps between looks do not count: if this process was paused or the store did not
-    answer, the owner could not show that it lives.
-    """
-
-    def __init__(self) -> None:
-        self._seen: tuple[int, Any, float] = (0, None, 0.0)
-        self._looked = time.monotonic()
-
-    def is_dead(self, folder: Path, number: int, owner: ProcessIdentity) -> bool:
-        if is_here(owner):
-            return not is_alive(owner)
-        beat = folder / f"{number}.beat.json"
-        current = read_json(beat) if beat.exists() else None
-        now, last, self._looked = time.monotonic(), self._looked, time.monotonic()
-        if self._seen[:2] != (number, current) or now - last > BLIND_SECONDS:
-            self._seen = (number, current, now)
-        return now - self._seen[2] > STALE_SECONDS
-
-
 def highest(folder: Path) -> int:
     """Number of the newest lease in a stage folder's `lease/`; 0 if there is none."""
-    if not folder.exists():
-        return 0
     return max(
         (int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()),
         default=0,

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
 
@@ -78,10 +79,11 @@ class StoreUnavailableError(OSError):
     """A request to an object store failed for the whole retry time."""
 
 
+@dataclass
 class Failing:
-    """State of one failing request: its age, attempts and next pause.
+    """State of one failing request.
 
-    Args:
+    Attributes:
         what: the object.
         seconds: retry time.
         done: participle of the request, such as "read".
@@ -89,22 +91,15 @@ class Failing:
         quiet_seconds: time before the first warning.
     """
 
-    def __init__(
-        self,
-        what: str,
-        seconds: float,
-        done: str,
-        advice: str,
-        quiet_seconds: float = 0.0,
-    ) -> None:
-        self._what = f"{what} could not be {done}"
-        self._seconds = seconds
-        self._advice = advice
-        self._quiet = quiet_seconds
-        self._shorter = min(1.0, seconds / RETRY_SECONDS)
+    what: str
+    seconds: float
+    done: str
+    advice: str
+    quiet_seconds: float = 0.0
+    _attempts: int = 0
+
+    def __post_init__(self) -> None:
         self._begun = time.monotonic()
-        self._pause = FIRST_PAUSE_SECONDS * self._shorter
-        self._attempts = 0
 
     def failed(self, error: BaseException, warn: Warn, is_over: bool = False) -> float:
         """Record a failure; return the seconds to wait before the next attempt.
@@ -118,26 +113,27 @@ class Failing:
             StoreUnavailableError: the retry time is used up; names the object and the
                 last failure.
         """
-        self._attempts += 1
         waited = time.monotonic() - self._begun
+        failure = f"{self.what} could not be {self.done}"
         cause = f"{type(error).__name__}: {error}"
+        longest = min(FIRST_PAUSE_SECONDS * 2**self._attempts, LONGEST_PAUSE_SECONDS)
+        self._attempts += 1
         if (
-            waited >= self._seconds
+            waited >= self.seconds
             or is_over
             or (_RetryState.interrupted and waited >= HASTY_SECONDS)
         ):
             raise StoreUnavailableError(
-                f"{self._what} in {self._attempts} attempts over {waited:.0f} seconds ({cause}); {self._advice}"
+                f"{failure} in {self._attempts} attempts over {waited:.0f} seconds "
+                f"({cause}); {self.advice}"
             ) from error
-        if waited >= self._quiet:
-            warn(f"{self._what} for {waited:.0f} seconds ({cause}); trying again")
-        pause = self._pause
-        self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS * self._shorter)
+        if waited >= self.quiet_seconds:
+            warn(f"{failure} for {waited:.0f} seconds ({cause}); trying again")
         # Pauses change the time of a result, never the result, so an unseeded generator
         # is safe here.
-        return min(
-            pause * (1 - JITTER * random.random()), max(self._seconds - waited, 0.0)
-        )
+        pause = longest * (1 - JITTER * random.random())
+        pause *= min(1.0, self.seconds / RETRY_SECONDS)
+        return min(pause, max(self.seconds - waited, 0.0))
 
 
 class Warned:
@@ -169,13 +165,16 @@ class Patience:
         retry_seconds: retry time.
         warn: receives warnings of failures, at most once a minute.
         advice: end of the error message.
+
+    Attributes:
+        stopped: once it is set, failures are errors at once.
     """
 
     def __init__(self, retry_seconds: float, warn: Warn, advice: str) -> None:
         self._retry_seconds = retry_seconds
         self._warn = Warned(warn)
         self._advice = advice
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
 
     def ask(self, what: str, attempt: Callable[[], T], done: str = "read") -> T:
         """Call `attempt` until it succeeds; `done` is the participle of the request.
@@ -192,17 +191,8 @@ class Patience:
             except FileNotFoundError:
                 raise
             except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-                pause = failing.failed(error, self._warn, self._stopped.is_set())
-            self._stopped.wait(pause)
-
-    def stop(self) -> None:
-        """Stop retrying: later failures are errors at once."""
-        self._stopped.set()
-
-    @property
-    def stopped(self) -> bool:
-        """True after `stop`."""
-        return self._stopped.is_set()
+                pause = failing.failed(error, self._warn, self.stopped.is_set())
+            self.stopped.wait(pause)
 
 
 class _RetryState:
@@ -280,7 +270,7 @@ class StoreRequest:
     def __init__(self, url: str, operation: str, writes: bool) -> None:
         self._address = url.partition("?")[0]
         self._host = urlsplit(url).netloc
-        self._operation = operation
+        self._what = f"{self._address} ({operation})"
         self._writes = writes
         self._failing: Failing | None = None
 
@@ -291,8 +281,8 @@ class StoreRequest:
             return
         self._record_unwritten()
         raise StoreUnavailableError(
-            f"{self._address} ({self._operation}) was not asked for, since the store "
-            f"had just been given up: {cause}"
+            f"{self._what} was not asked for, since the store had just been given up: "
+            f"{cause}"
         )
 
     async def send(
@@ -338,7 +328,7 @@ class StoreRequest:
         if self._failing is None:
             seconds = retry_seconds()
             self._failing = Failing(
-                f"{self._address} ({self._operation})",
+                self._what,
                 min(seconds, HASTY_SECONDS)
                 if host in _RetryState.given_up
                 else seconds,

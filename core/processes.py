@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypedDict
@@ -31,6 +32,21 @@ PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 KILOBYTE = 1024
 """Linux's unit of ru_maxrss."""
+
+
+@contextmanager
+def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables in a block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -87,14 +103,21 @@ def end_after_parent(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)  # the parent has already ended
 
 
+def wait_until(is_done: Callable[[], bool], seconds: float, pause: float) -> bool:
+    """Wait until a condition is true; False if it is not after some seconds."""
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
+
+
 def kill_child(child: subprocess.Popen[bytes]) -> None:
     """Kill a child process, wait for it, and close its pipes."""
     child.kill()
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with suppress(BrokenPipeError):  # unsent input is lost with the process
-                pipe.close()
+    with suppress(BrokenPipeError), child:  # unsent input is lost with the process
+        pass
 
 
 def end_session(child: subprocess.Popen[bytes], seconds: float) -> None:
@@ -129,13 +152,10 @@ def peak_resident_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Current resident memory of this process; the peak if the system does not report
-    it.
-    """
-    if not sys.platform.startswith("linux"):
-        return peak_resident_bytes()
-    with open("/proc/self/statm", "rb", buffering=0) as sizes:
-        return int(sizes.read().split()[1]) * resource.getpagesize()
+    """Current resident memory of this process."""
+    import psutil
+
+    return psutil.Process().memory_info().rss
 
 
 class Cost(TypedDict):
@@ -153,13 +173,10 @@ def measure_cost(workers: int, processes: int = 1) -> Cost:
     all `workers` are assumed to be that large. Of `processes` that do equal work side
     by side, this process counts as a typical one.
     """
-    own_usage, children = (
-        resource.getrusage(target)
-        for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    seconds = sum(
-        usage.ru_utime + usage.ru_stime for usage in (own_usage, children)
-    ) + descendants_cpu_seconds(os.getpid())
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own_user, own_system, ended_user, ended_system, _ = os.times()
+    seconds = own_user + own_system + ended_user + ended_system
+    seconds += descendants_cpu_seconds()
     return {
         "cpu_seconds": round(processes * seconds, 3),
         "peak_memory_bytes": processes
@@ -167,28 +184,14 @@ def measure_cost(workers: int, processes: int = 1) -> Cost:
     }
 
 
-def descendants_cpu_seconds(parent: int) -> float:
-    """CPU seconds of all running descendants of a process and of the children they
-    waited for; 0 without /proc.
-
-    Fields of /proc/PID/stat as in proc(5): 4 is the parent, 14 to 17 are the ticks of
-    the process and of its children.
+def descendants_cpu_seconds() -> float:
+    """CPU seconds of all running descendants of this process and of the children they
+    waited for.
     """
-    children: dict[int, list[tuple[int, float]]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # the process has ended
-            continue
-        ticks = sum(map(int, fields[11:15]))
-        children.setdefault(int(fields[1]), []).append(
-            (int(folder.name), ticks / os.sysconf("SC_CLK_TCK"))
-        )
+    import psutil
 
-    def subtree_seconds(process: int) -> float:
-        return sum(
-            seconds + subtree_seconds(child)
-            for child, seconds in children.get(process, ())
-        )
-
-    return subtree_seconds(parent)
+    seconds = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            seconds += sum(process.cpu_times()[:4])
+    return seconds

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from gristmill.core.files import read_json, write_json
+from gristmill.core.files import find_json, write_json
 
 WRITE_SECONDS = 2.0
 Event = Mapping[str, Any]
@@ -28,48 +28,33 @@ class ProgressFile:
 
     def __init__(self, lease_folder: Path, number: int) -> None:
         self._path = progress_path(lease_folder, number)
-        self._started = self._job_started = time.time()
-        self._job, self._job_done, self._written = "", 0.0, 0.0
+        now = time.time()
+        self._job: Progress = {"started": now, "job_started": now, "job_done": 0.0}
+        self._event: Event = {}
+        self._written = 0.0
         self._broken = False
-        self._unwritten: Event | None = None
         self.furthest = 0.0
-        self._write({})
+        self.write()
 
     def note(self, event: Event) -> None:
         """Record a stage's event if it is progress; warns once if the store fails."""
         if event["event"] != "progress":
             return
-        self.furthest = max(self.furthest, float(event["done"]))
-        now, job = time.time(), str(event.get("job", ""))
-        if job != self._job:
-            self._job = job
-            self._job_started = now
-            self._job_done = float(event["done"])
+        now, done = time.time(), float(event["done"])
+        self.furthest = max(self.furthest, done)
+        if event.get("job", "") != self._event.get("job", ""):
+            self._job |= {"job_started": now, "job_done": done}
+        self._event = event
         if now - self._written >= WRITE_SECONDS:
-            self._write(event)
-        else:
-            self._unwritten = event
+            self.write()
 
-    def close(self) -> None:
-        """Write the last event of an attempt that has ended."""
-        if self._unwritten is not None:
-            self._write(self._unwritten)
-
-    def _write(self, event: Event) -> None:
+    def write(self) -> None:
+        """Write the last event, unless the store has failed before."""
         if self._broken:
             return
-        self._written, self._unwritten = time.time(), None
+        self._written = time.time()
         try:
-            write_json(
-                self._path,
-                {
-                    "started": self._started,
-                    "at": self._written,
-                    "job_started": self._job_started,
-                    "job_done": self._job_done,
-                    **event,
-                },
-            )
+            write_json(self._path, {**self._job, "at": self._written, **self._event})
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
             # A full disk ends the stage at its own next write; the thread that reads
             # its output must go on.
@@ -103,11 +88,7 @@ class Progress(TypedDict, total=False):
 
 def read_progress(lease_folder: Path, number: int) -> Progress:
     """Read an attempt's progress; empty if it has none."""
-    path = progress_path(lease_folder, number)
-    if not path.exists():
-        return {}
-    progress: Progress = read_json(path)
-    return progress
+    return find_json(progress_path(lease_folder, number), {})
 
 
 def describe_progress(progress: Progress) -> str:

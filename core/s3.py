@@ -36,9 +36,6 @@ class S3Files(BucketFiles, S3FileSystem):  # type: ignore[misc]
         options: of s3fs.
     """
 
-    # one listing; that of BucketFiles is preceded by a HEAD
-    _isdir = S3FileSystem._isdir
-
     def __init__(self, **options: Any) -> None:
         session = get_session()
         session.register("needs-retry.s3", ask_again)
@@ -111,8 +108,7 @@ def _passing_failure(
         return caught if is_transient else None
     status = int(response[0].status_code)
     details = response[1].get("Error", {})
-    code = str(details.get("Code", ""))
+    code = details.get("Code", "")
     if not may_pass(status, code):
         return None
-    message = str(details.get("Message", ""))
-    return OSError(" ".join(filter(None, (str(status), code, message))))
+    return OSError(f"{status} {code} {details.get('Message', '')}")

@@ -39,13 +39,15 @@ from gristmill.core.files import (
     OBJECT_STORES,
     TEMPORARY_MARK,
     as_path,
-    atomic_write,
     create_exclusively,
+    find_json,
     is_local,
     json_bytes,
     read_json,
     sha256_file,
+    write_bytes,
     write_json,
+    write_text,
 )
 from gristmill.core.object_stores import EXTRAS, asked_for, not_installed
 from gristmill.core.processes import Cost
@@ -90,37 +92,32 @@ def store_at(option: str | None) -> Store:
     remember_secrets(location)
     try:
         store = Store.at(location)
+        problem = why_not_open(store.root)
     except (ValueError, ImportError) as error:
         reason = " ".join(str(error).split())
-        raise StoreLocationError(
-            mask_text(
-                f"the store {location}: {reason}; give a folder, or a URL of a kind "
-                "that fsspec opens here, such as s3://bucket/folder"
-            )
-        ) from error
+        problem = (
+            f"{reason}; give a folder, or a URL of a kind that fsspec opens here, such "
+            "as s3://bucket/folder"
+        )
     if location.startswith("memory:"):
-        raise StoreLocationError(
-            f"the store {location} would be in the memory of this process alone, and "
-            "stages run "
-            "in processes of their own; give a folder, or the URL of an object store"
+        problem = (
+            "it would be in the memory of this process alone, and stages run in "
+            "processes of their own; give a folder, or the URL of an object store"
         )
-    if (problem := why_not_open(store.root)) is not None:
+    if problem is not None:
         raise StoreLocationError(mask_text(f"the store {location}: {problem}"))
-    if is_local(store.root) and store.root.exists() and not store.root.is_dir():
-        raise StoreLocationError(
-            f"the store {store.root} is a file; name a folder "
-            "with --store or GRISTMILL_STORE"
-        )
     return store
 
 
 def why_not_open(root: Path) -> str | None:
-    """Reason why the bucket of an object store cannot be used, with a remedy; None if
-    it can.
+    """Reason why a folder, or the bucket of an object store, cannot be used, with a
+    remedy; None if it can.
 
     A store that does not answer is given ANSWER_SECONDS, as nothing has started yet.
     """
     if is_local(root):
+        if root.exists() and not root.is_dir():
+            return "it is a file; name a folder with --store or GRISTMILL_STORE"
         return None
     protocol = root.protocol  # type: ignore[attr-defined]
     extra = EXTRAS.get(protocol, "")
@@ -308,13 +305,11 @@ class StageFolder:
             return
         for name, entry in files.items():
             file = self.data / name
-            if not file.exists():
+            size = file.stat().st_size if file.exists() else None
+            if size is None:
                 yield f"{file} is gone"
-            elif file.stat().st_size != entry["bytes"]:
-                yield (
-                    f"{file} has {file.stat().st_size} bytes, committed were "
-                    f"{entry['bytes']}"
-                )
+            elif size != entry["bytes"]:
+                yield f"{file} has {size} bytes, committed were {entry['bytes']}"
             elif deep and sha256_file(file) != entry["sha256"]:
                 yield f"{file} has the committed size but not the committed checksum"
 
@@ -334,8 +329,8 @@ class StageFolder:
         success = self.path / "_SUCCESS"
         if success.exists():
             number = len(list(self.path.glob("_CORRUPT.*")))
-            (self.path / f"_CORRUPT.{number}").write_text(
-                "\n".join(self.damage()) + "\n"
+            write_text(
+                self.path / f"_CORRUPT.{number}", "\n".join(self.damage()) + "\n"
             )
             success.unlink()
         self._remove_half_written(self.path.glob)
@@ -400,8 +395,7 @@ class StageFolder:
         success, checksum = self.path / "_SUCCESS", hashlib.sha256(content).hexdigest()
         if success.exists():
             return False
-        with atomic_write(self.path / "manifest.json") as sink:
-            sink.write(content)
+        write_bytes(self.path / "manifest.json", content)
         if (
             not create_exclusively(success, checksum.encode())
             and success.read_text().strip() != checksum
@@ -415,8 +409,8 @@ class StageFolder:
         """
         if not self.work.exists():
             return
-        listed, marks = self.work / KEPT_LIST, [self.work / name for name in LAST_WORK]
-        names = [*KEPT_WORK, *(read_json(listed) if listed.exists() else ())]
+        marks = [self.work / name for name in LAST_WORK]
+        names = [*KEPT_WORK, *find_json(self.work / KEPT_LIST, ())]
         _remove_but(self.work, [*(self.work / name for name in names), *marks])
         for mark in marks:
             mark.unlink(missing_ok=True)
@@ -458,13 +452,11 @@ class Store:
         """Folder of a stage output; only the fingerprint counts, `name` is for
         people.
         """
-        stages = self.root / stage
         suffix = f"--{fingerprint[:FINGERPRINT_CHARS]}"
-        if stages.exists():
-            for existing in sorted(stages.iterdir()):
-                if existing.name.endswith(suffix):
-                    return StageFolder(existing)
-        return StageFolder(stages / f"{name}{suffix}")
+        for folder in self.outputs_of(stage):
+            if folder.path.name.endswith(suffix):
+                return folder
+        return StageFolder(self.root / stage / f"{name}{suffix}")
 
     def outputs(self) -> Iterator[tuple[str, StageFolder]]:
         """Yield every stage output in the store, with its stage's name."""
@@ -541,12 +533,12 @@ def new_run_folder(store: Store, name: str) -> Path:
     folders.
     """
     base = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    folder = store.runs / base
     number = 1
-    while True:
-        folder = store.runs / (base if number == 1 else f"{base}-{number}")
-        if create_exclusively(folder / "started", uuid.uuid4().hex.encode()):
-            return folder
+    while not create_exclusively(folder / "started", uuid.uuid4().hex.encode()):
         number += 1
+        folder = store.runs / f"{base}-{number}"
+    return folder
 
 
 def read_runs(store: Store) -> list[tuple[Path, dict[str, Any]]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.core.files import atomic_write, canonical_json, sha256_file
+from gristmill.core.files import canonical_json, sha256_file, write_bytes
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     by_shard,
@@ -32,8 +32,7 @@ def mask_name(file: str) -> str:
 
 def write_mask(path: Path, trained: np.ndarray) -> str:
     """Write a shard's mask, (rows, L) bool; returns the file's SHA-256."""
-    with atomic_write(path) as sink:
-        sink.write(np.packbits(trained, axis=1, bitorder="little").tobytes())
+    write_bytes(path, np.packbits(trained, axis=1, bitorder="little").tobytes())
     return sha256_file(path)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import atomic_write, sha256_file
+from gristmill.core.files import atomic_write, sha256_file, write_bytes
 from gristmill.dataprep.documents import write_table
 from gristmill.tokenize.document_sampling import id_words, ordered_by, word_ids
 from gristmill.tokenize.packed_files import (
@@ -61,16 +61,11 @@ def write_blocks(
         write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
         written = writing.result()
     columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
-    with atomic_write(boundaries) as sink:
-        sink.write(
-            to_bytes(
-                boundaries_of(
-                    columns, first, len(written.checksums), written.sequence_length
-                )
-            )
-        )
-    with atomic_write(sums) as sink:
-        sink.write(written.checksums.tobytes())
+    shard_boundaries = boundaries_of(
+        columns, first, len(written.checksums), written.sequence_length
+    )
+    write_bytes(boundaries, to_bytes(shard_boundaries))
+    write_bytes(sums, written.checksums.tobytes())
     return {
         "file": path.name,
         "rows": len(written.checksums),

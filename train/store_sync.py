@@ -42,7 +42,7 @@ from gristmill.core.secrets import restore_secrets
 from gristmill.core.stage_context import StageDescription, read_inputs
 from gristmill.mixtures.schema.engine import Engine, Stream, TrainingEngine
 from gristmill.tokenize.streaming.file_cache import default_folder
-from gristmill.train.distributed.rendezvous import hosts_of
+from gristmill.train.distributed.rendezvous import has_several_hosts, hosts_of
 
 VARIABLE = "GRISTMILL_STAGE_FOLDER"
 """Environment variable of the ranks of such a training: URL of the stage folder in the
@@ -399,7 +399,7 @@ def mirror_of(here: Path, stream: Stream, warn: Warn) -> Mirror | None:
 
 def is_per_host() -> bool:
     """Return True if each host of this training works in a separate folder."""
-    return VARIABLE in os.environ and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+    return VARIABLE in os.environ and has_several_hosts()
 
 
 def _markers_last(names: Iterable[str]) -> list[str]:

@@ -142,7 +142,7 @@ def write_error(folder: Path, error: Exception) -> None:
     path = folder / "work" / "error.json"
     try:
         if is_consequence:
-            if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
+            if rendezvous.has_several_hosts():
                 message = rendezvous.why_lost(folder / "work", message)
             rendezvous.report_change(folder, message)
         else:

@@ -29,7 +29,7 @@ from benchmarks.chaos.undisturbed import (
     wrong_code,
 )
 from benchmarks.measuring import Row, row
-from gristmill.core.lease import STALE_SECONDS
+from gristmill.core.heartbeats import STALE_SECONDS
 
 PAST_SECONDS = 60.0
 """Time for which a run is paused after its lease is stale."""

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from benchmarks.measuring import process_tree, proportional_bytes
 from gristmill.core.processes import descendants_cpu_seconds
 
@@ -34,7 +36,6 @@ UNSEEN_PART = "processes between samples"
 PR_SET_CHILD_SUBREAPER = 36
 """See prctl(2)."""
 SAMPLE_SECONDS, MEMORY_SECONDS = 0.1, 1.0
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Watch:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._output = output
         self._first_byte: float | None = None
-        self._used = dict[tuple[int, int], float]()
-        self._part = dict[tuple[int, int], str]()
+        self._used = dict[tuple[int, float], float]()
+        self._part = dict[tuple[int, float], str]()
         self._peak_parts = dict[str, int]()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -124,14 +125,13 @@ class Watch:
     def _sample(self) -> None:
         for pid in process_tree(os.getpid())[1:]:
             try:
-                fields = (
-                    Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                )
+                process = psutil.Process(pid)
+                key = pid, process.create_time()
+                times = process.cpu_times()
                 command = Path(f"/proc/{pid}/cmdline").read_text()
-            except OSError:
+            except (OSError, psutil.NoSuchProcess):
                 continue  # it has ended
-            key = pid, int(fields[19])
-            self._used[key] = sum(map(int, fields[11:13])) / TICKS
+            self._used[key] = times.user + times.system
             if command or key not in self._part:  # a zombie has none
                 self._part[key] = _part_of(command)
 
@@ -162,4 +162,4 @@ def _cpu_seconds() -> float:
     """Return seconds of CPU of all processes below this one, ended ones included."""
     times = os.times()
     ended = times.children_user + times.children_system
-    return ended + descendants_cpu_seconds(os.getpid())
+    return ended + descendants_cpu_seconds()

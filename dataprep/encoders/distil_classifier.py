@@ -24,10 +24,11 @@ import pyarrow as pa
 
 from gristmill.core.files import (
     as_path,
-    atomic_write,
     is_local,
     json_bytes,
+    read_json,
     sha256_file,
+    write_bytes,
 )
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.corpus import Corpus
@@ -266,8 +267,7 @@ def train_distilled(
     texts = read_texts(inputs, sample)
     texts_to_learn = [texts[place] for place in to_learn]
     name, content = _learn(section, texts_to_learn, good[to_learn], work)
-    with atomic_write(out / name) as sink:
-        sink.write(content)
+    write_bytes(out / name, content)
     sha256 = hashlib.sha256(content).hexdigest()
     model_file = ModelFile(path=str(out / name), sha256=sha256)
     score = load_distilled(section, {DISTILLED: model_file, **embedding_files(section)})
@@ -340,7 +340,7 @@ def load_distilled(
 def _read_linear(path: str, sha256: str) -> tuple[np.ndarray, float]:
     location = as_path(path)
     assert sha256_file(location) == sha256
-    parameters = json.loads(location.read_bytes())
+    parameters = read_json(location)
     return np.array(parameters["weights"], np.float64), float(parameters["bias"])
 
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import as_path, is_local, sha256_file
+from gristmill.core.files import as_path, find_json, is_local, sha256_file
 
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = (
     "config.json",
@@ -68,9 +67,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _read_json(folder: Path, name: str) -> Any:
     try:
-        return json.loads((folder / name).read_bytes())
-    except FileNotFoundError:
-        return None
+        return find_json(folder / name)
     except ValueError as error:
         raise ModelFolderError(f"{folder / name} is not JSON: {error}") from error
 

@@ -31,7 +31,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.core.files import array_bytes, atomic_write, write_json, write_text
+from gristmill.core.files import (
+    array_bytes,
+    atomic_write,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError, ranked
 from gristmill.dataprep.corpus import TEXT, Corpus
@@ -258,8 +264,7 @@ def measure_shard(
     columns = ["source", "licence", TEXT, *([language] if language else [])]
     selected = corpus.read(task.name, columns, not section.dropped, section.where)
     lengths = pc.binary_length(selected[TEXT]).to_numpy().astype(np.int64)
-    with atomic_write(out / f"{task.name}.npy") as sink:
-        sink.write(array_bytes(lengths))
+    write_bytes(out / f"{task.name}.npy", array_bytes(lengths))
     drops = Counter(
         zip(
             outcomes["dropped_by"].to_pylist(),

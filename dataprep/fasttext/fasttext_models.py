@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from gristmill.core.files import as_path, atomic_write, cache_folder, sha256_file
+from gristmill.core.files import as_path, cache_folder, sha256_file, write_bytes
 
 MODEL_NAME = "lid.176.ftz"
 MODEL_BYTES = 938_013
@@ -90,8 +90,7 @@ def find_model(
             continue
         digest = hashlib.sha256(content).hexdigest()
         if digest == MODEL_SHA256:
-            with atomic_write(cached) as sink:
-                sink.write(content)
+            write_bytes(cached, content)
             return cached
         attempts.append(
             f"{name}: another file (SHA-256 {digest}, {len(content)} bytes)"

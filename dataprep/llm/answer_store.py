@@ -28,10 +28,10 @@ from typing import BinaryIO
 
 from gristmill.core.files import (
     as_path,
-    atomic_write,
-    canonical_json,
     file_names,
     is_local,
+    json_digest,
+    write_bytes,
     write_json,
 )
 from gristmill.dataprep.llm.budget import Spending, spending_on
@@ -183,8 +183,7 @@ class KeptAnswers:
         if not self._unsaved and not self._unsaved_notes:
             return
         path = self._folder / self._new_file_name()
-        with atomic_write(path) as sink:
-            sink.write(b"".join([*self._unsaved.values(), *self._unsaved_notes]))
+        write_bytes(path, b"".join([*self._unsaved.values(), *self._unsaved_notes]))
         offset = 0
         for key, line in self._unsaved.items():
             self._places[bytes.fromhex(key)] = path, offset
@@ -194,10 +193,7 @@ class KeptAnswers:
 
 
 def _folder_of(root: Path, settings: Settings) -> Path:
-    return (
-        root
-        / hashlib.sha256(canonical_json(settings)).hexdigest()[:SETTINGS_CHARACTERS]
-    )
+    return root / json_digest(settings)[:SETTINGS_CHARACTERS]
 
 
 def has_answers(root: Path, settings: Settings) -> bool:
@@ -258,8 +254,7 @@ def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
     if not remove or not blanked:
         return answer_count
     if not is_local(path):
-        with atomic_write(path) as sink:
-            sink.write(b"".join(lines))
+        write_bytes(path, b"".join(lines))
         return answer_count
     descriptor = os.open(path, os.O_WRONLY)
     try:

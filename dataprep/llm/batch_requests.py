@@ -124,11 +124,8 @@ def ask_tasks(
     records = context.work / job
     records.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
-    pending = {
-        task.name: task
-        for task, record in zip(tasks, read_records(records, names), strict=True)
-        if record is None
-    }
+    finished = read_records(records, names)
+    pending = {task.name: task for task in tasks if task.name not in finished}
 
     def use(shard: str, requests: Of, answers: Sequence[Answer]) -> None:
         finish_task(
@@ -138,7 +135,7 @@ def ask_tasks(
     total = count(list(pending)) if pending else 0
     tallies = ask_shards(model, list(pending), read, use, context, total)
     results = read_records(records, names)
-    return [result for result in results if result is not None], tallies
+    return [results[name] for name in names if name in results], tallies
 
 
 def count_judged(

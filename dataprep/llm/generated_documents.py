@@ -29,7 +29,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import write_json_lines, write_text
+from gristmill.core.files import read_json, write_json_lines, write_text
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import (
@@ -157,7 +157,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Generate
     lineage = [SCHEMA.empty_table()]
     for name in generated:
         for path in sorted((context.work / f"lineage-{name}").glob("*.json")):
-            lineage.append(lineage_rows(json.loads(path.read_bytes()), name))
+            lineage.append(lineage_rows(read_json(path), name))
     write_lineage(out, pa.concat_tables(lineage))
     return GenerateSummary(generated)
 

@@ -350,8 +350,7 @@ def _ask(section: Quality, inputs: Inputs, context: Context) -> JudgeReport:
         return {}
     records = context.work / ASK
     records.mkdir(parents=True, exist_ok=True)
-    record: JudgeReport | None
-    (record,) = read_records(records, [ASK])
+    record: JudgeReport | None = read_records(records, [ASK]).get(ASK)
     write = partial(write_asked, inputs=inputs, section=section, context=context)
     return finish_task(Task(ASK), write, records) if record is None else record
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import as_path, atomic_write, is_local, sha256_file
+from gristmill.core.files import as_path, is_local, sha256_file, write_bytes
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import Columns, measure_texts
 from gristmill.dataprep.documents import Inputs, write_table
@@ -127,8 +127,7 @@ def train_classifier(
     # in one order, so that training alternates between the classes
     merged = ((part, lines[part][index]) for _, part, index in sorted(order))
     content = train(merged, settings, seed, work if is_local(work) else None)
-    with atomic_write(out / CLASSIFIER_FILE) as sink:
-        sink.write(content)
+    write_bytes(out / CLASSIFIER_FILE, content)
     documents = {"positive": len(lines[True]), "negative": len(lines[False])}
     sha256 = hashlib.sha256(content).hexdigest()
     epochs = epochs_of(settings, sum(documents.values()))

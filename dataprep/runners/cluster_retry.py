@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from gristmill.core.files import as_path, read_json, write_json
+from gristmill.core.files import as_path, find_json, read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import worker_bootstrap
 from gristmill.dataprep.runners.errors import (
@@ -66,7 +67,7 @@ def meet_workers(context: Context) -> None:
             [[("probe", token)]],
             seconds=seconds,
         )
-        answered = answer.exists() and read_json(answer) == token
+        answered = find_json(answer) == token
     except TimeoutError as error:
         raise WorkerError(
             f"{cluster}: no worker has done a task after {engine.worker_seconds:g} "
@@ -92,12 +93,10 @@ def meet_workers(context: Context) -> None:
 
 def answer_probe(question: str, answer: str, group: Sequence[Element]) -> tuple[()]:
     """Answer a probe on a worker if it can read the question."""
-    for _, token in group:
-        try:
-            if read_json(as_path(question)) == token:
-                write_json(as_path(answer), dict(token), durable=False)
-        except (OSError, ValueError):
-            continue
+    ((_, token),) = group
+    with suppress(OSError, ValueError):
+        if read_json(as_path(question)) == token:
+            write_json(as_path(answer), dict(token), durable=False)
     return ()
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import traceback
+from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-from gristmill.core.files import read_json, write_json
+from gristmill.core.files import find_json, write_json
 from gristmill.core.secrets import mask_text
 
 BEAM_SUFFIX = " [while running "
@@ -67,22 +68,18 @@ def noted_failure(job: str, records: Path) -> Exception | None:
     Its message is "job/task: type: message"; the worker's traceback is attached as a
     note. A type that cannot be built from a message alone becomes a TaskError.
     """
-    path = failure_path(records)
-    if not path.exists():
+    record = find_json(failure_path(records))
+    if record is None:
         return None
-    record = read_json(path)
     name = record["type"].rpartition(".")[2]
     message = f"{job}/{record['task']}: {name}: {record['message']}"
     error: Exception = TaskError(message)
-    try:
-        kind: Any = importlib.import_module(record["module"])
-        for part in record["type"].split("."):
-            kind = getattr(kind, part)
-        rebuilt = kind(message)
-    except Exception:  # noqa: BLE001 - it is not there, or takes other arguments
-        rebuilt = None
-    if isinstance(rebuilt, Exception) and str(rebuilt) == message:
-        error = rebuilt
+    # the type may not be there, or take other arguments
+    with suppress(Exception):
+        module = importlib.import_module(record["module"])
+        rebuilt = attrgetter(record["type"])(module)(message)
+        if isinstance(rebuilt, Exception) and str(rebuilt) == message:
+            error = rebuilt
     error.add_note(f"In the worker:\n{record['traceback']}")
     return error
 

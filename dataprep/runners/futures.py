@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import operator
 import os
 import pickle
@@ -32,7 +33,7 @@ from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element
 from gristmill.dataprep.runners.ship_files import arguments_of, carry
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
-from gristmill.mixtures.schema.engine import RAY_TASK_OPTIONS, BeamEngine, EngineOptions
+from gristmill.mixtures.schema.engine import RAY_TASK_OPTIONS, BeamEngine
 
 CONNECT_SECONDS = 15
 """Timeout for the answer of a scheduler or head."""
@@ -172,7 +173,8 @@ def _spooled(
         yield spool.read(length)
 
 
-_connections: list[tuple[str, Cluster]] = []
+_open: dict[str, Cluster] = {}
+"""Cluster and its options -> this process's connection."""
 
 
 def connect(engine: BeamEngine) -> Cluster:
@@ -182,37 +184,31 @@ def connect(engine: BeamEngine) -> Cluster:
         WorkerError: it does not answer, or has no worker in time.
     """
     key = f"{engine.runner} {engine.address} {sorted(engine.options.items())}"
-    if _connections and _connections[0][0] == key and _connections[0][1].is_alive():
-        return _connections[0][1]
-    close()
-    if engine.runner == "ray":
-        cluster: Cluster = RayCluster(str(engine.address), engine.options)
-    else:
-        cluster = DaskCluster(engine.address, engine.options, engine.worker_seconds)
-    _connections.append((key, cluster))
+    cluster = _open.get(key)
+    if cluster is None or not cluster.is_alive():
+        close()
+        connection = RayCluster if engine.runner == "ray" else DaskCluster
+        cluster = _open[key] = connection(engine)
     return cluster
 
 
 @atexit.register
 def close() -> None:
     """Close this process's connection, if any."""
-    for _, cluster in _connections:
+    while _open:
+        _, cluster = _open.popitem()
         cluster.close()
-    _connections.clear()
 
 
 class DaskCluster:
     """Connection to a Dask scheduler.
 
     Args:
-        address: of the scheduler; None if `options` has a `scheduler_file`.
-        options: keyword arguments of `distributed.Client`.
-        worker_seconds: timeout for the first worker.
+        engine: its options are keyword arguments of `distributed.Client`; without an
+            address they have a `scheduler_file`.
     """
 
-    def __init__(
-        self, address: str | None, options: EngineOptions, worker_seconds: float
-    ) -> None:
+    def __init__(self, engine: BeamEngine) -> None:
         try:
             from distributed import Client
         except ImportError as error:
@@ -220,22 +216,24 @@ class DaskCluster:
         self.fetch = value_of
         # it logs tracebacks of lost connections, which end the job with a sentence
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
-        where = address or options.get("scheduler_file")
-        settings = {"timeout": CONNECT_SECONDS, "set_as_default": False, **options}
+        where = engine.address or engine.options.get("scheduler_file")
+        settings = {"timeout": CONNECT_SECONDS, "set_as_default": False}
+        settings |= engine.options
         try:
-            self._client = Client(address=address, **settings)
+            self._client = Client(address=engine.address, **settings)
         except (OSError, ValueError) as error:
             raise WorkerError(
                 f"no Dask scheduler answers at {where} ({type(error).__name__}: "
                 f"{error}); start one with `dask scheduler`, or correct engine.address"
             ) from error
         try:
-            self._client.wait_for_workers(1, timeout=worker_seconds)
+            self._client.wait_for_workers(1, timeout=engine.worker_seconds)
         except TimeoutError as error:
             self._client.close()
             raise WorkerError(
-                f"the Dask scheduler at {where} has no worker after {worker_seconds:g} "
-                f"s (engine.worker_seconds); start some with `dask worker {where}`"
+                f"the Dask scheduler at {where} has no worker after "
+                f"{engine.worker_seconds:g} s (engine.worker_seconds); start some with "
+                f"`dask worker {where}`"
             ) from error
 
     def num_slots(self) -> int:
@@ -300,15 +298,16 @@ class RayCluster:
     """Connection to a Ray cluster.
 
     Args:
-        address: `auto`, `HOST:PORT` or `ray://HOST:PORT`.
-        options: of each task (RAY_TASK_OPTIONS), and keyword arguments of `ray.init`.
+        engine: its address is `auto`, `HOST:PORT` or `ray://HOST:PORT`; its options are
+            those of each task (RAY_TASK_OPTIONS), and keyword arguments of `ray.init`.
     """
 
-    def __init__(self, address: str, options: EngineOptions) -> None:
+    def __init__(self, engine: BeamEngine) -> None:
         try:
             import ray
         except ImportError as error:
             raise WorkerError(f"engine.runner is ray, which {INSTALL}") from error
+        address = str(engine.address)
         if address == "auto":
             address = os.environ.get("RAY_ADDRESS", address)
         if address != "auto":  # Ray would wait for minutes
@@ -318,15 +317,14 @@ class RayCluster:
                 "start one with `ray start --head`, or correct engine.address",
             )
         self._ray = ray
-        settings = {
-            name: value
-            for name, value in options.items()
-            if name not in RAY_TASK_OPTIONS
-        }
-        quiet = {"log_to_driver": False, "logging_level": "error"}
+        settings = {"log_to_driver": False, "logging_level": "error"}
+        self._options: dict[str, Any] = {}
+        for name, value in engine.options.items():
+            of_task = name in RAY_TASK_OPTIONS
+            (self._options if of_task else settings)[name] = value
         previous_handler = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(address, **{**quiet, **settings})
+            ray.init(address, **settings)
         except (RuntimeError, OSError, ValueError) as error:
             raise WorkerError(
                 f"Ray at {address} does not take the job: {error}"
@@ -338,9 +336,6 @@ class RayCluster:
         if not address.startswith("ray://"):
             address = ray.get_runtime_context().gcs_address
         self._address = address
-        self._options = {
-            name: value for name, value in options.items() if name in RAY_TASK_OPTIONS
-        }
         self._has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         # defined here, so that it travels by value
         self._call = ray.remote(lambda function, argument: function(argument))
@@ -369,7 +364,7 @@ class RayCluster:
     def wait(self, futures: Sequence[Future], seconds: float | None) -> None:
         """See `DaskCluster`."""
         errors = self._ray.exceptions
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = time.monotonic() + (seconds or math.inf)
         pending = list(futures)
         try:
             while pending:
@@ -377,7 +372,7 @@ class RayCluster:
                     pending, num_returns=len(pending), timeout=CHECK_SECONDS
                 )
                 self._ray.get(ended)
-                if deadline is not None and pending and time.monotonic() > deadline:
+                if pending and time.monotonic() > deadline:
                     raise TimeoutError(f"the job was not done after {seconds:g} s")
                 if pending:  # Ray would abort this process
                     check_head(self._address, HEAD_SECONDS, ENDED_ADVICE)

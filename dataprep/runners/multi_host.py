@@ -16,34 +16,30 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gristmill.core import heartbeats
 from gristmill.core.files import (
     as_path,
-    atomic_write,
     create_exclusively,
     file_names,
     is_local,
+    write_bytes,
+    write_json,
 )
+from gristmill.core.heartbeats import BeatWatch, Repetition
 from gristmill.dataprep.runners.errors import failure_path
-from gristmill.dataprep.runners.pool import Element, Payload, Work
+from gristmill.dataprep.runners.pool import Element, Mode, Payload, Work
 
 OFFERS = "offers"
 """Folder of a stage's `work/` with the offers and the claims of each."""
-BEAT_SECONDS = 15.0
-"""Interval of a host's heartbeats."""
-LOST_SECONDS = 90.0
-"""Time without a heartbeat after which a host counts as dead, by the clock of the
-observer.
-"""
 LOOK_SECONDS, STORE_LOOK_SECONDS = 0.5, 10.0
 """Intervals between checks for other hosts' files: in a folder, in an object store."""
 log = logging.getLogger("gristmill.sharing")
@@ -57,7 +53,7 @@ class Offer:
         file: file of the offer, deleted when the offer is withdrawn.
         claims: folder of the claims of this offer.
         records: folder of the job's records.
-        mode: kind of workers on each host (`tasks.Mode`).
+        mode: kind of workers on each host (`pool.Mode`).
         work: runs one element and writes its record.
         elements: all elements, the largest first.
     """
@@ -65,7 +61,7 @@ class Offer:
     file: str
     claims: str
     records: str
-    mode: str
+    mode: Mode
     work: Work
     elements: Sequence[Element]
 
@@ -75,7 +71,7 @@ def offered(
     job: str,
     folder: Path,
     records: Path,
-    mode: str,
+    mode: Mode,
     work: Work,
     elements: Sequence[Element],
 ) -> Iterator[Offer]:
@@ -95,8 +91,7 @@ def offered(
         work,
         elements,
     )
-    with atomic_write(file, durable=False) as sink:
-        sink.write(cloudpickle.dumps(offer))
+    write_bytes(file, cloudpickle.dumps(offer), durable=False)
     try:
         yield offer
     finally:
@@ -123,28 +118,21 @@ def taking_part(folder: Path) -> Iterator[str]:
         folder: the stage's `work/`.
     """
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    beat = _beat_file(folder / OFFERS, name)
-    ended = threading.Event()
+    file = _beat_file(folder / OFFERS, name)
 
-    def live() -> None:
-        beats = 0
-        while beats == 0 or not ended.wait(BEAT_SECONDS):
-            beats += 1
-            try:
-                with atomic_write(beat, durable=False) as sink:
-                    sink.write(str(beats).encode())
-            except Exception as error:  # noqa: BLE001 - libraries of object stores raise their own errors
-                log.warning("%s could not be kept fresh: %s", beat, error)
+    def beat() -> None:
+        try:
+            write_json(file, {"at": time.time()}, durable=False)
+        except Exception as error:  # noqa: BLE001 - libraries of object stores raise their own errors
+            log.warning("%s could not be kept fresh: %s", file, error)
 
-    thread = threading.Thread(target=live, daemon=True)
-    thread.start()
+    beat()
     try:
-        yield name
+        with Repetition(beat, heartbeats.BEAT_SECONDS):
+            yield name
     finally:
-        ended.set()
-        thread.join()
         with suppress(OSError):  # frees its claims immediately
-            beat.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
 
 def take_share(
@@ -160,10 +148,15 @@ def take_share(
     """
     records = as_path(offer.records)
     claims = as_path(offer.claims)
-    watch = BeatWatch(as_path(offer.file).parent)
+    watch = BeatWatch()
     pause = LOOK_SECONDS if is_local(records) else STORE_LOOK_SECONDS
     share_start = zlib.crc32(host.encode()) / (1 << 32)
     done: set[str] = set()
+
+    def is_dead(host: str) -> bool:
+        file = _beat_file(as_path(offer.file).parent, host)
+        return not file.exists() or watch.is_stale(file)
+
     while not failure_path(records).exists():
         done |= {name.removesuffix(".json") for name in file_names(records)}
         claimed = last_claims(claims)
@@ -176,7 +169,7 @@ def take_share(
             element
             for element in missing
             if (number := claimed.get(element[0])) is None
-            or watch.has_died((claims / f"{element[0]}.claim-{number}").read_text())
+            or is_dead((claims / f"{element[0]}.claim-{number}").read_text())
         ]
         if free:
             begin = int(share_start * len(free))
@@ -210,29 +203,6 @@ def last_claims(claims: Path) -> dict[str, int]:
         if number.isdigit():  # an unfinished file has a longer name
             number_by_task[name] = max(number_by_task.get(name, 0), int(number))
     return number_by_task
-
-
-@dataclass
-class BeatWatch:
-    """Detector of dead hosts: those without a heartbeat file, or with an unchanged one
-    for LOST_SECONDS.
-
-    Attributes:
-        folder: folder of the offers.
-    """
-
-    folder: Path
-    _seen: dict[str, tuple[str, float]] = field(default_factory=dict)
-
-    def has_died(self, host: str) -> bool:
-        """Test if a host has died."""
-        try:
-            beat = _beat_file(self.folder, host).read_text()
-        except FileNotFoundError:
-            return True
-        if host not in self._seen or self._seen[host][0] != beat:
-            self._seen[host] = (beat, time.monotonic())
-        return time.monotonic() - self._seen[host][1] > LOST_SECONDS
 
 
 def _beat_file(folder: Path, host: str) -> Path:

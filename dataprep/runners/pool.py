@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Literal
 
 from gristmill.core.processes import ONE_THREAD, end_with_parent
 from gristmill.dataprep.runners.errors import KilledWorkerError, WorkerError
@@ -40,6 +40,9 @@ Work = Callable[[str, Payload], None]
 """Function that runs a task."""
 Pool = Callable[[Work, Sequence[Element]], Iterator[None]]
 """Function that runs all tasks, in any order, and yields after each."""
+
+Mode = Literal["memory", "threads", "processes"]
+"""Kind of workers; `memory` is none."""
 
 PACKAGE = "gristmill."
 PRELOADED = "gristmill.dataprep.runners.pool_preload"

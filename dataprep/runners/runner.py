@@ -14,14 +14,13 @@ Spark too (`spark.py`).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.processes import without_collection
+from gristmill.core.processes import wait_until, without_collection
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element, Pool, Work
@@ -103,11 +102,10 @@ def run_there(
     """
     engine = context.beam
     runner = engine.runner
-    receive_step = None if receive is None else partial(_receive, receive)
     if runner == "spark":
         from gristmill.dataprep.runners.spark import run_on_spark
 
-        run_on_spark(engine, work, groups, receive_step)
+        run_on_spark(engine, work, groups, receive)
         return
     if runner in ("ray", "dask"):
         from gristmill.dataprep.runners.futures import run_by_futures
@@ -132,16 +130,17 @@ def run_there(
         from gristmill.dataprep.runners.portable import flink_options
 
         options = flink_options(engine.address, options)
-    with loopback_only(options):
+    is_here = endpoint == EMBEDDED or options.get("environment_type") == LOOPBACK
+    with listening_on("127.0.0.1") if is_here else nullcontext():
         name = BEAM_NAMES.get(runner, runner)
         pipeline = make_pipeline({**options, "runner": name})
         created = pipeline | f"{job}: shards" >> beam.Create(groups)
         outputs = created | f"{job}: process" >> carry_step(work).with_output_types(
             tuple[int, bytes]
         )
-        if receive_step is not None:
+        if receive is not None:
             grouped = outputs | f"{job}: shuffle" >> beam.GroupByKey()
-            _ = grouped | f"{job}: receive" >> carry_step(receive_step)
+            _ = grouped | f"{job}: receive" >> carry_step(partial(_receive, receive))
         run_pipeline(pipeline, seconds)
 
 
@@ -222,29 +221,14 @@ def run_pipeline(pipeline: Any, seconds: float | None = None) -> None:
 
 
 @contextmanager
-def loopback_only(options: EngineOptions) -> Iterator[None]:
-    """Context in which servers that Beam starts in this process listen on 127.0.0.1
-    only.
+def listening_on(host: str) -> Iterator[None]:
+    """Context in which gRPC servers that bind to all interfaces listen on one address
+    instead.
 
     A job server inside of this process (`job_endpoint: embed`) and workers inside of it
     (`environment_type: LOOPBACK`) run any code sent to them. Beam binds both to all
     interfaces without authentication, and neither Beam nor gRPC has an option for it,
     so `grpc.server` is replaced (docs/patched.md).
-    """
-    if (
-        options.get("job_endpoint") != EMBEDDED
-        and options.get("environment_type") != LOOPBACK
-    ):
-        yield
-        return
-    with listening_on("127.0.0.1"):
-        yield
-
-
-@contextmanager
-def listening_on(host: str) -> Iterator[None]:
-    """Context in which gRPC servers that bind to all interfaces listen on one address
-    instead.
     """
     import grpc
 
@@ -271,9 +255,6 @@ def wait_no_longer(result: Any, seconds: float) -> None:
     Raises:
         TimeoutError: the pipeline did not end in time and was cancelled.
     """
-    deadline = time.monotonic() + seconds
-    while result.state not in ENDED:
-        if time.monotonic() > deadline:
-            result.cancel()
-            raise TimeoutError(f"the job was still {result.state} after {seconds:g} s")
-        time.sleep(POLL_SECONDS)
+    if not wait_until(lambda: result.state in ENDED, seconds, POLL_SECONDS):
+        result.cancel()
+        raise TimeoutError(f"the job was still {result.state} after {seconds:g} s")

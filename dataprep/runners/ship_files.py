@@ -29,7 +29,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -38,13 +38,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from gristmill.core.files import (
-    CarriedFiles,
     as_path,
-    atomic_write,
     carried_files,
     copy_file,
     is_local,
     sha256_file,
+    write_bytes,
 )
 from gristmill.dataprep.encoders.model_folders import CONFIG_FILE
 from gristmill.dataprep.runners import worker_bootstrap
@@ -86,23 +85,18 @@ def carry(function: Function) -> Function:
     wheel = _send_package(store)
     local_paths = sorted(set(_local_files(function, store)))
     files = {
-        str(path): _send_file(store, path) for path in local_paths if path.is_file()
-    }
-    folders = {
         str(path): {
             str(file.relative_to(path)): _send_file(store, file)
-            for file in sorted(path.rglob("*"))
+            for file in (path, *sorted(path.rglob("*")))
             if file.is_file()
         }
         for path in local_paths
-        if path.is_dir()
     }
     job: worker_bootstrap.Job = {
         "store": str(store),
         "package": package_digest(),
         "wheel": wheel,
         "files": files,
-        "folders": folders,
         "python": ".".join(map(str, sys.version_info[:2])),
         "options": {} if is_local(store) else dict(store.storage_options),  # type: ignore[attr-defined]
         "function": cloudpickle.dumps(function),
@@ -141,8 +135,7 @@ def _send_package(store: Path) -> str:
     """
     name = f"{FOLDER}/{package_digest()}/gristmill-{_version()}-py3-none-any.whl"
     if not (store / name).exists():
-        with atomic_write(store / name) as sink:
-            sink.write(package_wheel())
+        write_bytes(store / name, package_wheel())
     return name
 
 
@@ -177,41 +170,23 @@ def call_here(job: worker_bootstrap.Job, *arguments: Any) -> Any:
     """
     store = as_path(job["store"])
     share(store / FOLDER / KERNELS)
-    function = _loaded(job["function"])
 
-    def in_store(files: Mapping[str, str]) -> dict[str, Path]:
-        return {
-            path: store / FOLDER / "files" / sha256 / Path(path).name
-            for path, sha256 in files.items()
+    files = {
+        path: {
+            name: store / FOLDER / "files" / sha256 / Path(path, name).name
+            for name, sha256 in files_of_path.items()
         }
-
-    files: CarriedFiles = {
-        **in_store(job["files"]),
-        **{path: in_store(inside) for path, inside in job["folders"].items()},
+        for path, files_of_path in job["files"].items()
     }
-    with _carrying(files):
-        result = function(*arguments)
-    return _one_by_one(result, files) if isinstance(result, Iterator) else result
+    # a generator runs in the job's context, and its consumer does not
+    context = copy_context()
+    context.run(carried_files.set, files)
+    result = context.run(_loaded(job["function"]), *arguments)
+    return _results(context, result) if isinstance(result, Iterator) else result
 
 
-@contextmanager
-def _carrying(files: CarriedFiles) -> Iterator[None]:
-    token = carried_files.set(files)
-    try:
-        yield
-    finally:
-        carried_files.reset(token)
-
-
-def _one_by_one(results: Iterator[Any], files: CarriedFiles) -> Iterator[Any]:
-    """Yield the results of a generator, with the job's files set only while the
-    generator runs.
-    """
-    while True:
-        with _carrying(files):
-            result = next(results, _END)
-        if result is _END:
-            return
+def _results(context: Context, generator: Iterator[Any]) -> Iterator[Any]:
+    while (result := context.run(next, generator, _END)) is not _END:
         yield result
 
 

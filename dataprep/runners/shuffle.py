@@ -28,7 +28,6 @@ detected.
 from __future__ import annotations
 
 import io
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +40,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import as_path, atomic_write, file_names, is_local
+from gristmill.core.files import (
+    as_path,
+    atomic_write,
+    file_names,
+    is_local,
+    write_bytes,
+)
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.cluster_retry import run_on_cluster
 from gristmill.dataprep.runners.errors import failure_path, note_failure
@@ -50,7 +55,6 @@ from gristmill.dataprep.runners.tasks import (
     Done,
     Given,
     IncompleteJobError,
-    Progress,
     Result,
     Task,
     check_complete,
@@ -58,6 +62,7 @@ from gristmill.dataprep.runners.tasks import (
     raising_what_was_noted,
     read_records,
     record_task,
+    reporting_progress,
     run_name,
     run_names,
     run_tasks,
@@ -179,9 +184,7 @@ class Shuffled:
             mapped = pa.memory_map(str(path))
         else:
             with tempfile.NamedTemporaryFile() as copy:
-                with path.open("rb") as stream:
-                    shutil.copyfileobj(stream, copy)
-                copy.flush()
+                path.fs.get_file(path.path, copy.name)  # type: ignore[attr-defined]
                 mapped = pa.memory_map(copy.name)
         file = pa.ipc.open_file(mapped)
         batches = (
@@ -308,11 +311,15 @@ def _run_by_engine(
     for folder in (records, *folders.values()):
         folder.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
-    results = read_records(records, names)
-    arrived = {name: find_arrived(folder) for name, folder in folders.items()}
+
+    def find_results() -> tuple[dict[str, Any], dict[str, dict[int, int]]]:
+        arrived = {name: find_arrived(folder) for name, folder in folders.items()}
+        return read_records(records, names), arrived
+
+    results, arrived = find_results()
     total = len(tasks) + sum(partitions.values())
-    sent = [result[SENT] for result in results if result is not None]
-    if len(sent) < len(results) or _find_lost(sent, arrived):
+    sent = [result[SENT] for result in results.values()]
+    if len(sent) < len(names) or _find_lost(sent, arrived):
         numbered = [
             Task(
                 task.name,
@@ -340,14 +347,13 @@ def _run_by_engine(
             )
 
         with (
-            Progress(context, job, total, count_done),
+            reporting_progress(context, job, total, count_done),
             raising_what_was_noted(job, records),
         ):
             run_on_cluster(
                 job, context, records, send, partial(in_groups, numbered), receive
             )
-        results = read_records(records, names)
-        arrived = {name: find_arrived(folder) for name, folder in folders.items()}
+        results, arrived = find_results()
     complete_results = check_complete(context, job, names, results, total)
     lost = _find_lost([result.pop(SENT) for result in complete_results], arrived)
     for name, (num_sent, num_arrived) in lost.items():
@@ -541,8 +547,7 @@ def receive_partition(
             if writer is not None:
                 writer.close()
         mark = as_path(folder) / f"{partition:05d}-{rows}{MARK}"
-        with atomic_write(mark) as sink:
-            sink.write(b"")
+        write_bytes(mark, b"")
     except Exception as error:
         note_failure(as_path(records), f"{name} {partition}", error)
         raise

@@ -16,16 +16,16 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from zipimport import zipimporter
 
+from gristmill.core.processes import in_environment, wait_until
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.pool import Element
 from gristmill.dataprep.runners.shared_driver import Driver
@@ -59,7 +59,7 @@ def run_on_spark(
     engine: BeamEngine,
     work: Callable[[Sequence[Element]], Iterable[tuple[int, bytes]]],
     groups: Sequence[Sequence[Element]],
-    receive: Callable[[tuple[int, Iterable[bytes]]], Iterable[None]] | None,
+    receive: Callable[[int, Iterable[bytes]], None] | None,
 ) -> None:
     """Run a job; each element is its own task, in order.
 
@@ -110,15 +110,15 @@ def in_worker(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def receive_all(
-    receive: Callable[[tuple[int, Iterable[bytes]]], Iterable[None]],
-    pairs: Iterable[tuple[int, bytes]],
-) -> Iterator[None]:
+    receive: Callable[[int, Iterable[bytes]], None], pairs: Iterable[tuple[int, bytes]]
+) -> list[None]:
     """Receive all numbers of a task, each with all bytes yielded with it."""
     batches = defaultdict[int, list[bytes]](list)
     for number, batch in pairs:
         batches[number].append(batch)
     for number in list(batches):
-        yield from receive((number, batches.pop(number)))
+        receive(number, batches.pop(number))
+    return []
 
 
 def _reason(text: str) -> str:
@@ -132,7 +132,8 @@ def _reason(text: str) -> str:
     return f"{java[0].rpartition('Exception: ')[2][:300]} {errors[-1] if errors else ''}".strip()
 
 
-_session: list[tuple[str, Any]] = []
+_open: dict[str, Any] = {}
+"""Cluster and its options -> this process's SparkContext."""
 
 
 def connect(master: str, options: EngineOptions, worker_seconds: float) -> Any:
@@ -144,8 +145,9 @@ def connect(master: str, options: EngineOptions, worker_seconds: float) -> Any:
         MissingEngineError: there is no Spark on this machine.
     """
     key = f"{master} {sorted(options.items())}"
-    if _session and _session[0][0] == key and _session[0][1]._jsc is not None:
-        return _session[0][1]
+    session = _open.get(key)
+    if session is not None and session._jsc is not None:
+        return session
     close()
     check_master(master)
     previous_handler = signal.getsignal(signal.SIGINT)
@@ -171,7 +173,7 @@ def connect(master: str, options: EngineOptions, worker_seconds: float) -> Any:
         or os.environ.get("PYSPARK_PYTHON", sys.executable)
     )
     session.setJobGroup(str(os.getpid()), "gristmill", interruptOnCancel=True)
-    _session.append((key, session))
+    _open[key] = session
     wait_for_executor(session, master, worker_seconds)
     return session
 
@@ -220,7 +222,7 @@ def start_gateway(master: str, options: EngineOptions) -> Any:
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     conf = SparkConf(loadDefaults=False)
-    with listening_here() if is_here(master) else nullcontext():
+    with in_environment({"SPARK_LOCAL_IP": "127.0.0.1"} if is_here(master) else {}):
         return launch_gateway(conf.setAll(settings(master, options)))
 
 
@@ -246,20 +248,6 @@ def settings(master: str, options: EngineOptions) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in configured.items()]
 
 
-@contextmanager
-def listening_here() -> Iterator[None]:
-    """Context in which a started Java process listens only on the loopback address."""
-    before = os.environ.get("SPARK_LOCAL_IP")
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SPARK_LOCAL_IP"]
-        else:
-            os.environ["SPARK_LOCAL_IP"] = before
-
-
 def is_here(master: str) -> bool:
     """Test if a master is on this machine."""
     return re.split(r"[:\[-]", master.removeprefix("spark://"))[0] in HERE
@@ -270,7 +258,8 @@ def close() -> None:
     """Close this process's connection to Spark, if any, and end the Java process and
     the executors that it started.
     """
-    for _, session in _session:
+    while _open:
+        _, session = _open.popitem()
         gateway = session._gateway
         is_own = gateway.proc is not None
         if is_own:
@@ -282,7 +271,6 @@ def close() -> None:
             end_java(gateway)
         else:
             gateway.close()
-    _session.clear()
 
 
 def end_java(gateway: Any) -> None:
@@ -339,16 +327,14 @@ def wait_for_executor(session: Any, master: str, worker_seconds: float) -> None:
     """Raise WorkerError if a cluster does not provide an executor in time; Spark would
     wait forever.
     """
-    deadline = time.monotonic() + worker_seconds
-    while (
-        not re.match(r"local(\[|$)", master)
-        and session._jsc.sc().getExecutorMemoryStatus().size() < 2
-    ):  # the driver counts as 1
-        if time.monotonic() > deadline:
-            close()
-            raise WorkerError(
-                f"Spark at {master} has no worker after {worker_seconds:g} s "
-                "(engine.worker_seconds) that gives this job an executor; start some, "
-                "or ask for less (spark.executor.memory, spark.executor.cores)"
-            )
-        time.sleep(0.1)
+    if re.match(r"local(\[|$)", master):
+        return
+    executors = session._jsc.sc().getExecutorMemoryStatus
+    # the driver counts as 1
+    if not wait_until(lambda: executors().size() > 1, worker_seconds, 0.1):
+        close()
+        raise WorkerError(
+            f"Spark at {master} has no worker after {worker_seconds:g} s "
+            "(engine.worker_seconds) that gives this job an executor; start some, "
+            "or ask for less (spark.executor.memory, spark.executor.cores)"
+        )

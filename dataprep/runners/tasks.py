@@ -8,25 +8,25 @@ files. Results do not depend on the distribution of tasks over workers.
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
 from gristmill.core.files import (
     as_path,
     at_once,
     file_names,
     file_sizes,
+    find_json,
     is_local,
     write_json,
 )
+from gristmill.core.heartbeats import Repetition
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.runners.cluster_retry import run_on_cluster
@@ -46,6 +46,7 @@ from gristmill.dataprep.runners.multi_host import (
 )
 from gristmill.dataprep.runners.pool import (
     Element,
+    Mode,
     Payload,
     Pool,
     Work,
@@ -56,7 +57,6 @@ from gristmill.dataprep.runners.pool import (
 )
 from gristmill.dataprep.runners.runner import run_here
 
-Mode = Literal["memory", "threads", "processes"]
 POLL_SECONDS, STORE_POLL_SECONDS = 0.5, 10.0
 """Intervals between progress checks: in a local folder, in a store."""
 MOST_ELEMENTS = 4096
@@ -196,17 +196,15 @@ def run_tasks(
     records = context.work / job
     records.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
-    results: list[Result | None] = read_records(records, names)
-    pending = [
-        task for task, result in zip(tasks, results, strict=True) if result is None
-    ]
+    results = read_records(records, names)
+    pending = [task for task in tasks if task.name not in results]
     total = len(tasks)
     context.progress(total - len(pending), total, "shards", job=job)
     if pending:
         mode = choose_mode(context.beam.mode, context.beam.workers, pending, holds_gil)
         pending_records = {f"{task.name}.json" for task in pending}
         num_finished = total - len(pending)
-        with Progress(
+        with reporting_progress(
             context,
             job,
             total,
@@ -221,7 +219,7 @@ def check_complete(
     context: Context,
     job: str,
     names: Sequence[str],
-    results: Sequence[Result | None],
+    results: Mapping[str, Result],
     total: int,
 ) -> list[Result]:
     """Check that all tasks have results, report the end, and return the results.
@@ -229,16 +227,14 @@ def check_complete(
     Raises:
         IncompleteJobError: a task does not have a result.
     """
-    missing = [
-        name for name, result in zip(names, results, strict=True) if result is None
-    ]
+    missing = [name for name in names if name not in results]
     if missing:
         raise IncompleteJobError(
             f"{context.stage}/{job}: {len(missing)} of {len(names)} planned tasks gave no result, "
             f"first: {missing[0]}; nothing was committed, rerun to finish them"
         )
     context.progress(total, total, "shards", job=job)
-    return [result for result in results if result is not None]
+    return [results[name] for name in names]
 
 
 def choose_mode(
@@ -258,9 +254,9 @@ def choose_mode(
     return "processes" if holds_gil and worth_it else "threads"
 
 
-def read_records(records: Path, names: Sequence[str]) -> list[Any | None]:
-    """Read the results of tasks, None for a task that is unfinished or whose files are
-    missing.
+def read_records(records: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Read the results of the tasks that have finished, by name, except those whose
+    files are missing.
 
     An incomplete record, which a crash of the machine may leave, counts as unfinished.
     Each folder is listed once: single requests to a store take hours for 10^5 tasks.
@@ -268,29 +264,30 @@ def read_records(records: Path, names: Sequence[str]) -> list[Any | None]:
     record_files = file_names(records)
     recorded = [name for name in names if f"{name}.json" in record_files]
     read = at_once(partial(_read_record, records), recorded, is_local(records))
-    record_by_name = dict(zip(recorded, read, strict=True))
-    sizes: dict[str, Mapping[str, int]] = {}
 
-    def complete_result(record: Record | None) -> Any | None:
-        if record is None:
-            return None
+    @cache
+    def sizes_in(folder: str) -> Mapping[str, int]:
+        return file_sizes(as_path(folder))
+
+    def is_complete(record: Record) -> bool:
         for file, size in record["files"].items():
             folder, _, name = file.rpartition("/")
-            if folder not in sizes:
-                sizes[folder] = file_sizes(as_path(folder))
-            if sizes[folder].get(name) != size:
-                return None
-        return record["result"]
+            if sizes_in(folder).get(name) != size:
+                return False
+        return True
 
-    return [complete_result(record_by_name.get(name)) for name in names]
+    return {
+        name: record["result"]
+        for name, record in zip(recorded, read, strict=True)
+        if record is not None and is_complete(record)
+    }
 
 
 def _read_record(records: Path, name: str) -> Record | None:
     try:
-        record: Record = json.loads((records / f"{name}.json").read_bytes())
-    except (FileNotFoundError, ValueError):
+        return find_json(records / f"{name}.json")
+    except ValueError:
         return None
-    return record
 
 
 def finish_task(
@@ -339,8 +336,7 @@ def do_group(process: Process, records: str, group: Sequence[Element]) -> tuple[
         # Most records are missing, which takes one request to see; the folder is listed
         # only for an existing one.
         is_recorded = len(group) > 1 and _read_record(folder, name) is not None
-        (recorded_result,) = read_records(folder, [name]) if is_recorded else [None]
-        if recorded_result is None:
+        if not (is_recorded and read_records(folder, [name])):
             do_task(process, records, name, payload)
     return ()
 
@@ -349,9 +345,7 @@ def in_groups(tasks: Sequence[Task]) -> list[list[Element]]:
     """Group tasks into at most MOST_ELEMENTS elements for a cluster, each with a
     similar mix of sizes.
     """
-    elements: list[Element] = [
-        (task.name, dict(task.payload)) for task in largest_first(tasks)
-    ]
+    elements = elements_of(tasks)
     number = min(len(elements), MOST_ELEMENTS)
     return [elements[offset::number] for offset in range(number)]
 
@@ -368,8 +362,7 @@ def _run_to_completion(
 
     def remaining_groups() -> list[list[Element]]:
         results = read_records(records, [task.name for task in tasks])
-        pairs = zip(tasks, results, strict=True)
-        return in_groups([task for task, result in pairs if result is None])
+        return in_groups([task for task in tasks if task.name not in results])
 
     with raising_what_was_noted(job, records):
         if context.beam.runner != "local":
@@ -377,31 +370,29 @@ def _run_to_completion(
             run_on_cluster(job, context, records, do, remaining_groups)
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        elements = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
+        elements = elements_of(tasks)
+        workers = context.beam.workers
+        is_small = sum(task.size_bytes for task in tasks) < PROCESS_BYTES
         if context.beam.nodes > 1 and len(elements) > 1:
-            share_out(job, context, records, mode, work, elements)
+            with (
+                taking_part(context.work) as host,
+                offered(job, context.work, records, mode, work, elements) as offer,
+            ):
+                take_share(offer, host, partial(run_in_pool, mode, workers))
+        elif is_small and (mode == "memory" or len(tasks) <= FEW_TASKS):
+            # they take less time than a pipeline's start, and certainly than Beam's
+            # import
+            run_in_pool(mode, workers, work, elements)
         else:
-            is_small = sum(task.size_bytes for task in tasks) < PROCESS_BYTES
-            direct = is_small and (mode == "memory" or len(tasks) <= FEW_TASKS)
-            _run_here(job, context, mode, work, elements, direct)
+            pool = _make_pool(mode, workers, work, len(elements))
+            run_here(job, pool, work, elements)
 
 
-def _run_here(
-    job: str,
-    context: Context,
-    mode: Mode,
-    work: Work,
-    elements: Sequence[Element],
-    direct: bool = False,
+def run_in_pool(
+    mode: Mode, workers: int, work: Work, elements: Sequence[Element]
 ) -> None:
-    """Run tasks in a pipeline, or directly by the pool that it would hand them to, if
-    they take less time than its start, and certainly than Beam's import.
-    """
-    pool = _make_pool(mode, context.beam.workers, work, len(elements))
-    if not direct:
-        run_here(job, pool, work, elements)
-        return
-    for _ in pool(work, elements):
+    """Run tasks on workers of this machine."""
+    for _ in _make_pool(mode, workers, work, len(elements))(work, elements):
         pass
 
 
@@ -423,23 +414,6 @@ def raising_what_was_noted(job: str, records: Path) -> Iterator[None]:
         raise failure
 
 
-def share_out(
-    job: str,
-    context: Context,
-    records: Path,
-    mode: Mode,
-    work: Work,
-    elements: Sequence[Element],
-) -> None:
-    """Run tasks together with the other hosts of the stage (`multi_host.py`)."""
-
-    with (
-        taking_part(context.work) as host,
-        offered(job, context.work, records, mode, work, elements) as offer,
-    ):
-        take_share(offer, host, partial(_run_here, job, context, mode))
-
-
 def take_part(work: Path, workers: int) -> None:
     """Run tasks of every job that a stage offers, led by another host, until this
     process is terminated.
@@ -456,21 +430,16 @@ def take_part(work: Path, workers: int) -> None:
                 if offer.claims in joined_claims:
                     continue
                 joined_claims.add(offer.claims)
-
-                def run(
-                    claimed: Work, free: Sequence[Element], mode: str = offer.mode
-                ) -> None:
-                    pool = _make_pool(cast(Mode, mode), workers, claimed, len(free))
-                    for _ in pool(claimed, free):
-                        pass
-
-                take_share(offer, host, run)
+                take_share(offer, host, partial(run_in_pool, offer.mode, workers))
             time.sleep(LOOK_SECONDS)
 
 
-def largest_first(tasks: Sequence[Task]) -> list[Task]:
-    """Sort tasks by descending size, so that the longest do not start last."""
-    return sorted(tasks, key=lambda task: (-task.size_bytes, task.name))
+def elements_of(tasks: Sequence[Task]) -> list[Element]:
+    """Names and payloads of tasks by descending size, so that the longest do not start
+    last.
+    """
+    ordered = sorted(tasks, key=lambda task: (-task.size_bytes, task.name))
+    return [(task.name, dict(task.payload)) for task in ordered]
 
 
 def _make_pool(mode: Mode, workers: int, work: Work, num_tasks: int) -> Pool:
@@ -483,36 +452,25 @@ def _make_pool(mode: Mode, workers: int, work: Work, num_tasks: int) -> Pool:
     return partial(in_processes, min(workers, num_tasks))
 
 
-class Progress:
-    """Thread that reports the progress of a job while a runner blocks.
+@contextmanager
+def reporting_progress(
+    context: Context, job: str, total: int, count: Callable[[], int]
+) -> Iterator[None]:
+    """Context in which a thread reports the progress of a job while a runner blocks.
 
     Args:
         total: number of tasks.
         count: function that returns the number of finished tasks.
     """
+    reported = -1
 
-    def __init__(
-        self, context: Context, job: str, total: int, count: Callable[[], int]
-    ) -> None:
-        self._context = context
-        self._job = job
-        self._total = total
-        self._count = count
-        self._seconds = POLL_SECONDS if is_local(context.work) else STORE_POLL_SECONDS
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def report() -> None:
+        nonlocal reported
+        done = count()
+        if done != reported:
+            context.progress(done, total, "shards", job=job)
+            reported = done
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        reported = -1
-        while not self._stop.wait(self._seconds):
-            done = self._count()
-            if done != reported:
-                self._context.progress(done, self._total, "shards", job=self._job)
-                reported = done
+    seconds = POLL_SECONDS if is_local(context.work) else STORE_POLL_SECONDS
+    with Repetition(report, seconds):
+        yield

@@ -31,6 +31,7 @@ import threading
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -67,8 +68,8 @@ class Job(TypedDict):
         function: pickled by cloudpickle.
         python: version, as `3.12`.
         options: arguments of fsspec that open the store.
-        files: path on the machine of the run -> SHA-256.
-        folders: path on the machine of the run -> relative path -> SHA-256.
+        files: path on the machine of the run -> relative path of each of its files, `.`
+            if it is one -> SHA-256.
     """
 
     store: str
@@ -77,8 +78,7 @@ class Job(TypedDict):
     function: bytes
     python: str
     options: Mapping[str, Any]
-    files: dict[str, str]
-    folders: dict[str, dict[str, str]]
+    files: dict[str, dict[str, str]]
 
 
 class Carried:
@@ -188,38 +188,30 @@ def read_store(job: Job, name: str) -> bytes:
         RuntimeError: the store cannot be reached from this worker; the message has the
             remedy.
     """
-    results: list[Any] = []
     path = f"{job['store'].rstrip('/')}/{name}"
+    answer: Future[bytes] = Future()
+
+    def read() -> None:
+        try:
+            import fsspec
+
+            with fsspec.open(path, "rb", **job["options"]) as stream:
+                answer.set_result(stream.read())
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it
+            answer.set_exception(error)
+
     # Libraries wait minutes for an unreachable address, each with its own setting.
-    reading = threading.Thread(
-        target=_read, args=(path, job["options"], results), daemon=True
-    )
-    reading.start()
-    reading.join(ANSWER_SECONDS)
-    content = (
-        results[0] if results else TimeoutError(f"no answer in {ANSWER_SECONDS:g} s")
-    )
-    if isinstance(content, bytes):
-        return content
-    why = " ".join(f"{type(content).__name__}: {content}".split())
-    raise RuntimeError(
-        f"{REFUSES}{where()} cannot see the store {job['store']} ({why}); give a store "
-        "that all workers reach under the same name, with what opens it and its "
-        "credentials in their environment, or a folder that all of them share"
-    ) from content
-
-
-def _read(path: str, options: Mapping[str, Any], results: list[Any]) -> None:
+    threading.Thread(target=read, daemon=True).start()
     try:
-        if "://" not in path:
-            results.append(Path(path).read_bytes())
-            return
-        import fsspec
-
-        with fsspec.open(path, "rb", **options) as stream:
-            results.append(stream.read())
-    except Exception as error:  # noqa: BLE001 - `read_store` raises it
-        results.append(error)
+        return answer.result(ANSWER_SECONDS)
+    except Exception as error:
+        reason = str(error) or f"no answer in {ANSWER_SECONDS:g} s"
+        why = " ".join(f"{type(error).__name__}: {reason}".split())
+        raise RuntimeError(
+            f"{REFUSES}{where()} cannot see the store {job['store']} ({why}); give a "
+            "store that all workers reach under the same name, with what opens it and "
+            "its credentials in their environment, or a folder that all of them share"
+        ) from error
 
 
 def unpack(wheel: bytes, folder: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import array_bytes, atomic_write
+from gristmill.core.files import array_bytes, write_bytes
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.conservation import Counts
@@ -195,8 +195,7 @@ def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
 
 def write_centroids(out: Path, centroids: np.ndarray) -> None:
     """Write the centroids into an output."""
-    with atomic_write(out / CENTROIDS) as sink:
-        sink.write(array_bytes(centroids))
+    write_bytes(out / CENTROIDS, array_bytes(centroids))
 
 
 def read_centroids(out: Path) -> np.ndarray:

@@ -16,7 +16,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import atomic_write, is_local
+from gristmill.core.files import read_bytes, write_bytes
 
 FOLDER = "kernels"
 """Folder below a store's files for workers (`runners/ship_files.py`)."""
@@ -99,10 +99,7 @@ def _content(file: Path) -> bytes | None:
     damaged.
     """
     try:
-        store: Any = file
-        stored: bytes = (
-            file.read_bytes() if is_local(file) else store.fs.cat_file(store.path)
-        )
+        stored = read_bytes(file)
     except FileNotFoundError:
         return None
     digest = stored[:DIGEST_BYTES]
@@ -111,5 +108,4 @@ def _content(file: Path) -> bytes | None:
 
 
 def _write(file: Path, content: bytes) -> None:
-    with atomic_write(file, durable=False) as sink:
-        sink.write(hashlib.sha256(content).digest() + content)
+    write_bytes(file, hashlib.sha256(content).digest() + content, durable=False)

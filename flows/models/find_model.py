@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.core.files import as_path, read_json
+from gristmill.core.files import as_path, find_json
 from gristmill.core.stage_context import read_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER as TOKENIZER_STAGE
@@ -58,8 +58,8 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
     if (folder / TOKENIZER).exists():
         return ModelFolders(folder, folder)
     for parent in list(folder.parents)[:2]:
-        record = parent / "stage.json"
-        inputs = read_inputs(read_json(record)) if record.exists() else {}
+        record = find_json(parent / "stage.json")
+        inputs = read_inputs(record) if record else {}
         if TOKENIZER_STAGE in inputs:
             recorded = inputs[TOKENIZER_STAGE]
             # in the same store, if that was moved

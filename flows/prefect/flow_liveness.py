@@ -12,15 +12,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 from uuid import UUID
 
+from gristmill.core.heartbeats import Repetition
 from gristmill.core.lease import ProcessIdentity, identity, is_alive, is_gone
-from gristmill.core.processes import end_with_parent
+from gristmill.core.processes import end_with_parent, wait_until
 
 LABEL = "gristmill."
 """Facts about the process in a run's labels, each prefixed with `LABEL`."""
@@ -63,21 +62,17 @@ def owned_run() -> Iterator[None]:
         end_with_parent(signal.SIGTERM)
         yield
         return
-    ended = threading.Event()
 
-    def watch() -> None:
-        while not ended.wait(LOOK_SECONDS):
-            with suppress(Exception):  # an unreachable server is no cancellation
-                if _is_cancelled(run):
-                    cancelled_runs.add(run)
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    return
+    def end_if_cancelled() -> bool:
+        with suppress(Exception):  # an unreachable server is no cancellation
+            if _is_cancelled(run):
+                cancelled_runs.add(run)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return True
+        return False
 
-    threading.Thread(target=watch, daemon=True, name="cancel-watch").start()
-    try:
+    with Repetition(end_if_cancelled, LOOK_SECONDS):
         yield
-    finally:
-        ended.set()
 
 
 def is_being_cancelled() -> bool:
@@ -145,13 +140,8 @@ def mark_crashed_quietly(runner: int | None = None) -> None:
 
 def keep_marking() -> None:
     """Call `mark_crashed_quietly` every `MARK_SECONDS` from now on, in a thread."""
-
-    def work() -> None:
-        while True:
-            mark_crashed_quietly()
-            time.sleep(MARK_SECONDS)
-
-    threading.Thread(target=work, daemon=True, name="mark-crashed").start()
+    mark_crashed_quietly()
+    Repetition(mark_crashed_quietly, MARK_SECONDS)
 
 
 def end_runs_of(runner: int, seconds: float) -> None:
@@ -167,9 +157,7 @@ def end_runs_of(runner: int, seconds: float) -> None:
             ]
         for owner in filter(is_alive, owners):
             os.kill(owner["pid"], signal.SIGTERM)
-        deadline = time.monotonic() + seconds
-        while any(map(is_alive, owners)) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        wait_until(lambda: not any(map(is_alive, owners)), seconds, POLL_SECONDS)
         mark_crashed_quietly(runner)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import TEMPORARY_MARK, as_path, is_local, read_json
+from gristmill.core.files import TEMPORARY_MARK, as_path, find_json, is_local
 from gristmill.core.secrets import mask_text, remember_secrets
 from gristmill.core.stage_context import Context
 from gristmill.core.store import StageFolder, remove_tree
@@ -80,8 +80,8 @@ def publish(
         / EXPORTS
         / f"{identity[:16]}-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
     )
-    if (folder / LIST).exists():
-        summary: dict[str, Any] = read_json(folder / LIST)
+    summary: dict[str, Any] | None = find_json(folder / LIST)
+    if summary is not None:
         if summary.get("identity") != identity:
             raise ExportError(
                 mask_text(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import read_json, sha256_file
+from gristmill.core.files import find_json, read_json, sha256_file
 from gristmill.core.lease import highest, is_gone, running_owner
 from gristmill.core.progress import (
     Progress,
@@ -122,8 +122,8 @@ def newest_runs(store: Store) -> dict[str, RunContent]:
         return {}
     runs: dict[str, RunContent] = {}
     for folder in sorted(store.runs.iterdir(), reverse=True)[:NEWEST_RUNS]:
-        if (folder / "run.json").exists():
-            record: RunContent = read_json(folder / "run.json")
+        record: RunContent | None = find_json(folder / "run.json")
+        if record is not None:
             runs.setdefault(record["name"], record)
     return runs
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
-from gristmill.core.files import as_path, read_json
+from gristmill.core.files import as_path, find_json, read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.stage_context import input_fingerprints
 from gristmill.core.store import IDENTITY, OutputManifest
@@ -276,8 +276,7 @@ def continuable(session: Session, stage: str) -> UsableCheckpoint | None:
         return None
     recipe = _stored_recipe(node)
     for folder in session.store.outputs_of(stage):
-        description = folder.path / "stage.json"
-        metadata = read_json(description) if description.exists() else {}
+        metadata = find_json(folder.path / "stage.json", {})
         if (
             metadata.get("version") == node.stage.version
             and _stored_inputs(metadata) == dict(node.inputs)

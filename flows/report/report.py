@@ -4,7 +4,6 @@ without a network.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any
 import yaml
 from markupsafe import escape
 
-from gristmill.core.files import canonical_json, write_text
+from gristmill.core.files import json_digest, write_text
 from gristmill.core.secrets import mask_known, mask_secrets
 from gristmill.core.store import library_versions
 from gristmill.flows.pages.page_elements import (
@@ -78,7 +77,7 @@ def write_report(session: Session, record: RunRecord) -> Path:
         mask_secrets(record.content["manifest"]),
         [(node.fingerprint, node.alias) for node in session.plan.values()],
     ]
-    digest = hashlib.sha256(canonical_json(ingredients)).hexdigest()
+    digest = json_digest(ingredients)
     mark = f"<!-- {digest} -->\n"
     last = max(path.parent.parent.glob(f"*/{REPORT}"), default=None)
     text = "" if last is None else last.read_text(encoding="utf-8")

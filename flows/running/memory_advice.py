@@ -28,12 +28,9 @@ def available_memory() -> int:
     """Bytes of memory available on this machine: its free memory, or the control
     group's limit if lower.
     """
-    free_bytes = 0
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free_bytes = int(line.split()[1]) * 1024
+    import psutil
+
+    free_bytes: int = psutil.virtual_memory().available
     limit_file = Path("/sys/fs/cgroup/memory.max")
     limit = limit_file.read_text().strip() if limit_file.exists() else "max"
     return min(free_bytes, int(limit)) if limit.isdecimal() else free_bytes

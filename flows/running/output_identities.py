@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 
-from gristmill.core.files import canonical_json, read_json, write_json
+from gristmill.core.files import find_json, json_digest, write_json
 from gristmill.core.store import IDENTITY, Files, StageFolder, Store
 from gristmill.flows.stages.plan import Node, Plan, settle_plan
 
@@ -38,7 +38,7 @@ def content_digest(files: Files, timed: Collection[str]) -> str:
         for name, entry in sorted(files.items())
         if name not in timed
     ]
-    return hashlib.sha256(canonical_json(entries)).hexdigest()
+    return json_digest(entries)
 
 
 def find_alias(store: Store, node: Node, files: Files) -> str:
@@ -115,8 +115,8 @@ class KeptOutput:
 
 def kept_output(folder: StageFolder) -> KeptOutput | None:
     """The kept output to which a folder points, if there is one."""
-    pointer = folder.path / KEPT_OUTPUT
-    return KeptOutput(**read_json(pointer)) if pointer.exists() else None
+    pointer = find_json(folder.path / KEPT_OUTPUT)
+    return None if pointer is None else KeptOutput(**pointer)
 
 
 def keep_output(node: Node, store: Store, name: str) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from gristmill.core.files import is_local
-from gristmill.core.processes import STAGE_ENVIRONMENT
+from gristmill.core.processes import STAGE_ENVIRONMENT, wait_until
 from gristmill.core.secrets import VARIABLE, mask_addresses, mask_text
 from gristmill.core.stage_context import EVENT_PREFIX
 from gristmill.flows.running.fork_server import Forked, ForkServer
@@ -229,16 +228,13 @@ class StageProcess:
         not end within `QUIET_SECONDS`.
         """
         self._signal(signal.SIGTERM)
-        start = time.monotonic()
-        is_reported = False
-        while (
-            self._process.poll() is None
-            and time.monotonic() < start + TERMINATE_SECONDS
-        ):
-            if not is_reported and time.monotonic() >= start + QUIET_SECONDS:
-                self._on_event({"event": "stopping", "seconds": TERMINATE_SECONDS})
-                is_reported = True
-            time.sleep(0.05)
+
+        def has_ended() -> bool:
+            return self._process.poll() is not None
+
+        if not wait_until(has_ended, QUIET_SECONDS, 0.05):
+            self._on_event({"event": "stopping", "seconds": TERMINATE_SECONDS})
+            wait_until(has_ended, TERMINATE_SECONDS - QUIET_SECONDS, 0.05)
         self.kill()
         self._reader.join(timeout=5)  # for the last output
 
@@ -246,9 +242,7 @@ class StageProcess:
         """Kill the group, and return when it is gone."""
         self._signal(signal.SIGKILL)
         self._process.wait()
-        deadline = time.monotonic() + KILL_SECONDS
-        while self._signal(0) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: not self._signal(0), KILL_SECONDS, 0.01)
 
     def _signal(self, number: int) -> bool:
         """Send a signal to the group; False if it has no process left."""

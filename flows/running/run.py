@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import REPAIR, read_json, write_json
+from gristmill.core.files import REPAIR, find_json, read_json, write_json
 from gristmill.core.lease import Lease, ProcessIdentity, acquire, running_owner
 from gristmill.core.progress import ProgressFile
 from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
@@ -254,10 +254,8 @@ class Runner:
             and not self._hosts_changed(folder)
         ):
             lease.release()
-            error_file = folder.work / "error.json"
-            reason = "it was ended there"
-            if error_file.exists():
-                reason = read_json(error_file)["message"]
+            error = find_json(folder.work / "error.json", {})
+            reason = error.get("message", "it was ended there")
             raise StageFailedError(
                 mask_text(
                     f"{node.name}: its leading host has given up: {reason}\n  "
@@ -288,12 +286,9 @@ class Runner:
         record["started"] = started
         record["seconds"] = round(seconds, 3)
         record["lease"] = lease.number
-        cost_file = folder.work / "cost.json"
-        if cost_file.exists():
-            record["cost"] = read_json(cost_file)
-        attempts_file = folder.work / ATTEMPTS
-        if attempts_file.exists():
-            record["attempts"] = read_json(attempts_file)
+        for key, file in (("cost", "cost.json"), ("attempts", ATTEMPTS)):
+            if content := find_json(folder.work / file):
+                record[key] = content
         folder.commit(
             record,
             summary,
@@ -435,7 +430,7 @@ class Runner:
                     read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1
                 )
         finally:
-            progress.close()
+            progress.write()
         if not (folder.work / "result.json").exists():
             raise StageFailedError(
                 f"{node.name}: its process ended without a result; see {log}"
@@ -459,7 +454,7 @@ class Runner:
         log: Path,
     ) -> str:
         error_file = folder.work / "error.json"
-        error = read_json(error_file) if error_file.exists() else {}
+        error = find_json(error_file, {})
         cause = process.cause()
         if cause is not None and not (cause[1] and error):
             reason = cause[0]

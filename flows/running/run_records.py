@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Required, TypedDict
 
-from gristmill.core.files import TEMPORARY_MARK, is_local, read_json, write_json
+from gristmill.core.files import TEMPORARY_MARK, find_json, is_local, write_json
 from gristmill.core.lease import (
     FORGOTTEN_SECONDS,
     ProcessIdentity,
@@ -216,8 +216,7 @@ def remove_half_written(store: Store) -> None:
     if not is_local(store.runs) or not store.runs.exists():
         return
     for leftover in store.runs.glob(f"*/*{TEMPORARY_MARK}*"):
-        file = leftover.with_name("run.json")
-        owner = read_json(file).get("owner") if file.exists() else None
+        owner = find_json(leftover.with_name("run.json"), {}).get("owner")
         with suppress(FileNotFoundError):  # it was just renamed
             is_old = time.time() - leftover.stat().st_mtime > FORGOTTEN_SECONDS
             if is_old or (owner is not None and is_gone(owner)):

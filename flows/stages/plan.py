@@ -9,13 +9,12 @@ paths) are not in any fingerprint.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gristmill.core.files import canonical_json
+from gristmill.core.files import json_digest
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.sections import step_recipe
 from gristmill.flows.stages.stage import (
@@ -214,16 +213,14 @@ def present_stages(manifest: Manifest) -> list[str]:
 
 def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
     """Hash of a stage's name, version, recipe and inputs: 64 hexadecimal digits."""
-    return hashlib.sha256(
-        canonical_json(
-            {
-                "stage": stage.name,
-                "version": stage.version,
-                "recipe": recipe,
-                "inputs": list(inputs.items()),
-            }
-        )
-    ).hexdigest()
+    return json_digest(
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "recipe": recipe,
+            "inputs": list(inputs.items()),
+        }
+    )
 
 
 def _placed(manifest: Manifest) -> list[_Placed]:

@@ -23,6 +23,7 @@ from gristmill.core.files import (
     file_names,
     file_sizes,
     sha256_file,
+    write_bytes,
 )
 from gristmill.core.object_stores import (
     EXTRAS,
@@ -90,13 +91,13 @@ def test_unavailable_store_is_not_asked_again_for_a_while(
         path.read_bytes()
     requests = len(outage.asked)
     with pytest.raises(StoreUnavailableError, match="503"):
-        path.write_bytes(b"x")
+        write_bytes(path, b"x")
     assert len(outage.asked) == requests
     monkeypatch.setattr(
         object_stores.time, "monotonic", lambda now=time.monotonic: now() + 60.0
     )
     outage.refusals = 1
-    path.write_bytes(b"x")
+    write_bytes(path, b"x")
     assert path.read_bytes() == b"x"
 
 
@@ -107,13 +108,13 @@ def test_interrupt_ends_waiting_writes_and_lists_them(
     monkeypatch.setattr(object_stores, "HASTY_SECONDS", 0.05)
     outage.refusals = 10**6
     with until_interrupted() as unwritten, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(as_path(f"{outage.url}/late").write_bytes, b"x")
+        waiting = pool.submit(write_bytes, as_path(f"{outage.url}/late"), b"x")
         wait_for(lambda: outage.asked, "the first attempt")
         interrupt()
         with pytest.raises(StoreUnavailableError):
             waiting.result()
         with pytest.raises(StoreUnavailableError, match="later"):
-            as_path(f"{outage.url}/later").write_bytes(b"x")
+            write_bytes(as_path(f"{outage.url}/later"), b"x")
     assert [url.rpartition(f"/{BUCKET}/")[2] for url in unwritten] == ["late", "later"]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gristmill.core import heartbeats
 from gristmill.core.files import create_exclusively, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import multi_host
@@ -83,8 +84,8 @@ def test_tasks_claimed_by_a_dead_host_are_done_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One host left properly, one was killed: its heartbeat no longer changes."""
-    monkeypatch.setattr(multi_host, "LOST_SECONDS", 0.3)
-    monkeypatch.setattr(multi_host, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeats, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(heartbeats, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(multi_host, "LOOK_SECONDS", 0.05)
     done: list[str] = []
     killed = tmp_path / "offers" / "hosts" / "killed.beat"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.core import heartbeats
 from gristmill.core import lease as leases
 from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.lease import LeaseLostError, acquire
@@ -202,7 +203,7 @@ def test_stage_of_a_dead_driver_on_another_host_is_resumed(
     (folder.work / "note").write_bytes(b"of the first attempt")
     for n in (0, 1):
         (folder.data / f"{n}.txt").write_bytes(str(n * n).encode())
-    monkeypatch.setattr(leases, "STALE_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeats, "STALE_SECONDS", 0.05)
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.01)
     events = far.emit.events  # type: ignore[attr-defined]
     outcome = far.run_stage("second")
@@ -219,7 +220,7 @@ def test_owner_paused_past_its_lease_does_not_commit(
     """It resumes after another host took over; the store lets only one of them
     commit.
     """
-    monkeypatch.setattr(leases, "STALE_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeats, "STALE_SECONDS", 0.05)
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.01)
     folder = as_path(f"{outage.url}/{tmp_path.name}/lease")
     paused = acquire(folder, lambda owner: None, lambda: True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gristmill.core import heartbeats
 from gristmill.core import lease as leases
 from gristmill.core.files import create_exclusively, read_json, write_json
 from gristmill.core.lease import (
@@ -190,7 +191,7 @@ def test_living_owner_in_another_container_is_not_considered_dead(
     assert waited_for == [owner]
     assert running_owner(folder) == owner
     assert not is_gone(owner)
-    monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeats, "STALE_SECONDS", 0.0)
     new_lease = acquire(folder, waited_for.append, lambda: True)
     assert new_lease is not None
     assert new_lease.number == 2, (
@@ -224,12 +225,12 @@ def test_pause_of_the_observer_does_not_count_as_silence_of_the_owner(
     """This process was paused or the store was unreachable: then its owner could not
     prove that it lives either.
     """
-    write_json(tmp_path / "1.json", {**dead_process(), "boot": "of another machine"})
-    write_json(tmp_path / "1.beat.json", {"beats": 1})
+    file = tmp_path / "1.beat.json"
+    write_json(file, {"beats": 1})
     now = [0.0]
-    monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
-    beats, owner = leases._BeatWatch(), read_json(tmp_path / "1.json")
-    for seconds, is_dead in (
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    watch = heartbeats.BeatWatch()
+    for seconds, is_stale in (
         (1, False),
         (80, False),
         (600, False),
@@ -238,11 +239,11 @@ def test_pause_of_the_observer_does_not_count_as_silence_of_the_owner(
         (695, False),
     ):
         now[0] = float(seconds)
-        assert beats.is_dead(tmp_path, 1, owner) == is_dead, seconds
+        assert watch.is_stale(file) == is_stale, seconds
     for seconds in range(700, 790, 10):
         now[0] = float(seconds)
-        dead = beats.is_dead(tmp_path, 1, owner)
-    assert dead
+        is_stale = watch.is_stale(file)
+    assert is_stale
 
 
 def test_leases_of_one_process_have_distinct_ids(tmp_path: Path) -> None:

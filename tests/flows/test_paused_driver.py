@@ -22,8 +22,8 @@ from tests.stores import Outage
 
 DRIVER = """
 import sys
-from gristmill.core import lease
-lease.STALE_SECONDS, lease.BEAT_SECONDS, lease.WAIT_SECONDS = 3.0, 0.5, 0.1
+from gristmill.core import heartbeats, lease
+heartbeats.STALE_SECONDS, heartbeats.BEAT_SECONDS, lease.WAIT_SECONDS = 3.0, 0.5, 0.1
 host = sys.argv.pop(1)
 lease._pid_namespace = lambda: host
 sys.argv[0] = "gristmill"

@@ -127,7 +127,7 @@ def test_progress_is_written_first_periodically_and_last(
     assert "done" not in read_json(tmp_path / "3.progress.json"), (
         "progress was written twice within the pause"
     )
-    progress.close()
+    progress.write()
     assert read_json(tmp_path / "3.progress.json")["done"] == 1
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from gristmill.core.files import (
     array_bytes,
     as_path,
-    atomic_write,
-    read_json,
+    find_json,
     sha256_file,
+    write_bytes,
     write_json,
     write_text,
 )
@@ -309,8 +309,7 @@ def write_tokenizer(
         },
     )
     write_text(out / TEMPLATE_FILE, template)
-    with atomic_write(out / "token_bytes.npy") as sink:
-        sink.write(array_bytes(count_token_bytes(tokenizer)))
+    write_bytes(out / "token_bytes.npy", array_bytes(count_token_bytes(tokenizer)))
     write_text(out / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
 
 
@@ -370,9 +369,8 @@ def configured_tokens(folder: Path) -> dict[str, str]:
     """Special tokens in a folder's tokenizer_config.json by their names (`bos_token`,
     `eos_token`), which transformers passes to templates; empty without the file.
     """
-    config = folder / TOKENIZER_CONFIG_FILE
     tokens: dict[str, str] = {}
-    for name, token in (read_json(config) if config.exists() else {}).items():
+    for name, token in find_json(folder / TOKENIZER_CONFIG_FILE, {}).items():
         if not name.endswith("_token"):
             continue
         # transformers writes a token with its flags
@@ -386,10 +384,10 @@ def published_template(folder: Path) -> str | None:
     """Chat template of a folder that transformers loads, the default of several; None
     without a template.
     """
-    file, config = folder / TEMPLATE_FILE, folder / TOKENIZER_CONFIG_FILE
+    file = folder / TEMPLATE_FILE
     if file.exists():
         return file.read_text(encoding="utf-8")
-    template = read_json(config).get("chat_template") if config.exists() else None
+    template = find_json(folder / TOKENIZER_CONFIG_FILE, {}).get("chat_template")
     if isinstance(template, list):
         by_name = {entry.get("name"): entry["template"] for entry in template}
         template = by_name.get("default")

@@ -168,7 +168,7 @@ class RemoteRows:
 
     def close(self) -> None:
         """Stop requests to the store and release the cache's files."""
-        self._patience.stop()
+        self._patience.stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._filling is not None:
             self._filling.join()
@@ -238,7 +238,7 @@ class RemoteRows:
         sizes = [entry["rows"] * self._row_bytes for entry in self._shards]
         for wait in (False, True):
             for shard in shards_that_fit(sizes, self._limit):
-                if self._patience.stopped:
+                if self._patience.stopped.is_set():
                     return
                 if shard in self._here:
                     continue

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gristmill.core.files import atomic_write, write_json, write_text
+from gristmill.core.files import write_bytes, write_json, write_text
 from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 from gristmill.train.models.tensor_files import Tensors
@@ -68,8 +68,7 @@ def save_adapter(
         "init_lora_weights": True,
     }
     write_json(folder / CONFIG_FILE, config)
-    with atomic_write(folder / WEIGHTS_FILE) as sink:
-        sink.write(save(adapters, metadata={"format": "pt"}))
+    write_bytes(folder / WEIGHTS_FILE, save(adapters, metadata={"format": "pt"}))
 
 
 def base_name(start: Path) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.files import canonical_json, read_json, write_json
+from gristmill.core.files import json_digest, read_json, write_json
 from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.mixtures.schema.posttraining import Dpo
@@ -98,7 +98,7 @@ def write_pair_rows(
         {
             "chat template and tokenizer": chat.digest,
             "sequence_length": length,
-            "pairs": hashlib.sha256(canonical_json(texts)).hexdigest(),
+            "pairs": json_digest(texts),
         },
     )
     return write_ordered_rows(

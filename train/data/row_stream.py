@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from gristmill.core.files import as_path, read_json
+from gristmill.core.files import as_path, find_json, read_json
 from gristmill.mixtures.schema.engine import Stream
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks, mask_name
@@ -357,9 +357,9 @@ def _resolved(run_or_folder: Any, stage: str) -> tuple[str, dict[str, Any]]:
         manifest = read_json(run_or_folder.path / RUN)["manifest"]
         return str(run_or_folder.folder(stage)), manifest
     folder = as_path(run_or_folder)
-    if not (folder / RUN).exists():
+    record = find_json(folder / RUN)
+    if record is None:
         return str(folder), {}
-    record = read_json(folder / RUN)
     stage_folders = {
         name: as_path(stage_record["folder"])
         for name, stage_record in record["stages"].items()

@@ -79,9 +79,8 @@ def register(folder: Path) -> None:
             parameters.local_addr,
             RendezvousTimeout(join, last_call),
         )
-        rendezvous.waiting = None
-        if parameters.get_as_bool("is_host"):
-            rendezvous.waiting = waiting_file(folder / "work", parameters.run_id)
+        waiting = waiting_file(folder / "work", parameters.run_id)
+        rendezvous.waiting = waiting if parameters.get_as_bool("is_host") else None
         return rendezvous
 
     rendezvous_handler_registry.register(BACKEND, create)

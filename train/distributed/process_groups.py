@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from gristmill.core.processes import in_environment
 from gristmill.mixtures.schema.engine import Parallel
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.distributed.context_parallel import RowSplit
@@ -307,14 +308,6 @@ def single_process() -> Iterator[World]:
     ranks return afterwards.
     """
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    before = {name: os.environ.get(name) for name in ranks}
-    os.environ.update(ranks)
-    try:
-        with process_group(store=dist.HashStore()) as world:  # type: ignore[attr-defined]
-            yield world
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with in_environment(ranks), process_group(store=store) as world:
+        yield world

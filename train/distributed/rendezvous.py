@@ -8,25 +8,21 @@ WORK/hosts/attempts.json.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
 import socket
-import struct
 import sys
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.core.files import create_exclusively, read_json, write_json
+from gristmill.core.files import create_exclusively, find_json, read_json, write_json
 from gristmill.core.stage_context import Context, print_failure
 from gristmill.core.store import Attempt
 from gristmill.mixtures.schema.engine import Engine
 
-SIOCGIFADDR = 0x8915
-"""Linux ioctl for the IPv4 address of a network interface; see netdevice(7)."""
 LOOPBACK = "lo"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables that select the network interface of gloo and NCCL."""
@@ -76,11 +72,14 @@ class Rendezvous:
     timeout_seconds: float
     host: str
 
-    def options(self, leads: bool) -> list[str]:
-        """Options of torchrun on a host."""
+    def command(self, folder: Path, leads: bool) -> list[str]:
+        """Command that a host runs for the training of a stage folder."""
         times = (self.join_seconds, self.last_call_seconds, self.timeout_seconds)
         join, last_call, read = (max(1, round(seconds)) for seconds in times)
         return [
+            sys.executable,
+            "-m",
+            "gristmill.train.torchrun",
             f"--nnodes={self.least_nodes}:{self.nodes}",
             f"--nproc-per-node={self.processes}",
             f"--rdzv-backend={BACKEND}",
@@ -88,15 +87,6 @@ class Rendezvous:
             f"--rdzv-id={self.name}",
             f"--rdzv-conf=is_host={int(leads)},join_timeout={join},"
             f"last_call_timeout={last_call},read_timeout={read}",
-        ]
-
-    def command(self, folder: Path, leads: bool) -> list[str]:
-        """Command that a host runs for the training of a stage folder."""
-        return [
-            sys.executable,
-            "-m",
-            "gristmill.train.torchrun",
-            *self.options(leads),
             "-m",
             "gristmill.train.worker_main",
             str(folder),
@@ -106,6 +96,11 @@ class Rendezvous:
 def hosts_of(engine: Engine) -> int:
     """Number of hosts of a training; 1 for a single process."""
     return engine.nodes if engine.num_ranks > 1 else 1
+
+
+def has_several_hosts() -> bool:
+    """True if this rank's attempt at a training has several hosts."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
 
 
 def lead(folder: Path, engine: Engine) -> Rendezvous:
@@ -144,13 +139,11 @@ def lead(folder: Path, engine: Engine) -> Rendezvous:
 
 def read_rendezvous(folder: Path) -> Rendezvous | None:
     """Latest rendezvous of a training, or None if no host leads it yet."""
-    try:
-        content = read_json(folder / "work" / "rendezvous.json")
-    except FileNotFoundError:
+    content = find_json(folder / "work" / "rendezvous.json")
+    if content is None:
         return None
-    return Rendezvous(
-        **{name: value for name, value in content.items() if name != "command"}
-    )
+    del content["command"]
+    return Rendezvous(**content)
 
 
 def use_network(endpoint: str) -> str:
@@ -164,8 +157,8 @@ def use_network(endpoint: str) -> str:
         HostsError: no interface reaches it.
     """
     host, _, port = endpoint.rpartition(":")
-    interface = os.environ.get(INTERFACES[0])
-    if interface is None or interface == LOOPBACK:
+    interface = os.environ.get(INTERFACES[0], LOOPBACK)
+    if interface == LOOPBACK:
         address = address_towards(host.strip("[]"), int(port))
         interface = interface_of(address)
         os.environ[INTERFACES[0]] = interface
@@ -193,17 +186,14 @@ def address_of(interface: str) -> str:
 
 def addresses() -> dict[str, str]:
     """Interface -> IPv4 address of this host's interfaces that have one."""
-    by_interface = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(
-                    connection, SIOCGIFADDR, struct.pack("256s", name.encode())
-                )
-            except OSError:  # no IPv4 address
-                continue
-            by_interface[name] = socket.inet_ntoa(answer[20:24])
-    return by_interface
+    import psutil
+
+    return {
+        name: address.address
+        for name, addresses_of_name in psutil.net_if_addrs().items()
+        for address in addresses_of_name
+        if address.family == socket.AF_INET
+    }
 
 
 def interface_of(address: str) -> str:
@@ -300,7 +290,7 @@ def record_attempt(context: Context, work: Path, step: int) -> None:
         step: last step before this attempt.
     """
     file = work / ATTEMPTS
-    attempts: list[Attempt] = read_json(file) if file.exists() else []
+    attempts: list[Attempt] = find_json(file, [])
     hosts = {read_json(path)["host"] for path in attempt_folder(work).glob("*.json")}
     earlier = set(attempts[-1]["hosts"]) if attempts else hosts
     attempts.append(

@@ -6,14 +6,13 @@ end at the same step.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypedDict, get_args
 
-from gristmill.core.files import canonical_json
+from gristmill.core.files import json_digest
 from gristmill.dataprep.user_functions import (
     call_own,
     check_call,
@@ -203,7 +202,7 @@ class Callbacks:
 
 def _key(section: Callback) -> str:
     """Hash of a callback's code and options."""
-    return hashlib.sha256(canonical_json(section.model_dump(mode="json"))).hexdigest()
+    return json_digest(section.model_dump(mode="json"))
 
 
 def _reason_to_end(

@@ -14,7 +14,6 @@ that they depend on.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.core.arrays import offsets_of
-from gristmill.core.files import canonical_json, reserve, sha256_file
+from gristmill.core.files import json_digest, reserve, sha256_file
 from gristmill.mixtures.schema.posttraining import Distill
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
@@ -209,9 +208,7 @@ def teacher_key(
         for path in teacher.iterdir()
         if path.suffix == ".safetensors" or path.name == SHAPE_FILE
     )
-    weights = hashlib.sha256(
-        canonical_json({path.name: sha256_file(path) for path in files})
-    ).hexdigest()
+    weights = json_digest({path.name: sha256_file(path) for path in files})
     return {
         "weights": weights,
         "chat template and tokenizer": chat.digest,

@@ -18,7 +18,7 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from torch import Tensor
 
-from gristmill.core.files import copy_file, write_json, write_text
+from gristmill.core.files import copy_file, read_json, write_json, write_text
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.manifest import TUNINGS
 from gristmill.mixtures.schema.evaluation import Export
@@ -211,7 +211,7 @@ def write_folder(
     write_text(out / TOKENIZER_FILE, prompt_tokenizer.to_str(pretty=True))
     if shape.kind == "decoder":
         copy_file(tokenizer / TEMPLATE_FILE, out / TEMPLATE_FILE)
-    tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
+    tokenizer_config = read_json(tokenizer / TOKENIZER_CONFIG_FILE)
     mask = (
         {"mask_token": mask_token(load_tokenizer(tokenizer))}
         if shape.kind == "encoder"
