@@ -249,6 +249,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
 
+        def remove_node(self, node: Any) -> Any:
+            # xdist deals out a crashed worker's finished files again, and whoever gets
+            # one waits forever
+            units = self.assigned_work[node]
+            for unit in [unit for unit, done in units.items() if all(done.values())]:
+                del units[unit]
+            return super().remove_node(node)
+
     config.option.loadscopereorder = False  # by how many tests a file has
     return InOrder(config, log)
 
