@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from gristmill.dataprep.runners import connection
 from gristmill.dataprep.runners.errors import MissingEngineError
 from gristmill.dataprep.runners.portable import program
 from gristmill.dataprep.runners.servers import ENDING, free_port
@@ -138,7 +139,7 @@ class Cluster:
 @contextmanager
 def running(name: str, folder: Path) -> Iterator[Cluster]:
     """Run an engine, by its name in `engine.runner`; the workers of `flink-external`
-    come from a pool.
+    come from a pool. This process's connections close before it ends.
 
     Raises:
         MissingEngineError: it is not on this machine.
@@ -147,6 +148,8 @@ def running(name: str, folder: Path) -> Iterator[Cluster]:
     try:
         yield cluster
     finally:
+        # Ray aborts a process that stays connected to a cluster that has ended
+        connection.close()
         for process in reversed(cluster.processes):
             process.terminate()
         for process in cluster.processes:
@@ -260,6 +263,8 @@ def start_ray(folder: Path) -> Cluster:
     for number in range(2):
         node = f"127.0.0.{number + 3}"
         start(f"node-{number}", node, f"--address={address}", "--num-cpus=1")
+    log = folder / "cluster.log"
+    wait_until(lambda: log.read_text().count("Ray runtime started") == 3)
     return cluster
 
 

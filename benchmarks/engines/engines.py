@@ -27,7 +27,7 @@ from benchmarks.chain.our_chain import (
 from benchmarks.chain.pages import Corpus, write_corpus
 from benchmarks.chain.peers import fresh
 from benchmarks.engines.clusters import running
-from benchmarks.engines.process_watch import Usage, Watch
+from benchmarks.engines.process_watch import Usage, Watch, wait_for_rest
 from benchmarks.measuring import Row, cost_row, row
 from gristmill.dataprep.runners.errors import MissingEngineError
 from gristmill.mixtures.base import Options
@@ -106,6 +106,7 @@ def rows(
         for name in engines:
             try:
                 with running(BOUNDS[name].cluster, fresh(folder / name)) as cluster:
+                    wait_for_rest()
                     sides[name] = measure(
                         folder / name / "chain", corpus, models, cluster.engine
                     )

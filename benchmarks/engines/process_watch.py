@@ -24,11 +24,11 @@ from gristmill.core.processes import descendants_cpu_seconds
 
 PARTS = {
     "Python workers": r"pyspark\.daemon|pyspark/daemon|gristmill-worker|runners\.worker"
-    r"|spark_daemon|dask_worker|ray::|default_worker\.py|multiprocessing",
+    r"|spark_daemon|dask_worker|ray::(gristmill|IDLE)|default_worker\.py|multiprocessing",
     "executors' Java": "CoarseGrainedExecutorBackend|TaskManagerRunner",
     "driver's Java": "SparkSubmit|--artifacts-dir",
     "the cluster itself": r"org\.apache\.(spark\.deploy|flink)|spark-class|dask_scheduler"
-    "|raylet|gcs_server|/ray/",
+    "|raylet|gcs_server|/ray/|ray::",
 }
 """Part -> pattern of its processes' command lines; in this order."""
 OWN_PART = "the run and its stages"
@@ -36,6 +36,7 @@ UNSEEN_PART = "processes between samples"
 PR_SET_CHILD_SUBREAPER = 36
 """See prctl(2)."""
 SAMPLE_SECONDS, MEMORY_SECONDS = 0.1, 1.0
+REST_SECONDS, RESTING_SHARE = 60.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Usage:
         cpu_seconds: of all processes.
         part_seconds: processor time by part.
         part_processes: number of processes by part.
-        peak_bytes: most memory of all together (Pss).
+        peak_bytes: most memory of all together (Pss) beyond what they had before.
         peak_parts: that memory by part.
         first_byte_seconds: until a file below the output's folder had a byte.
     """
@@ -59,6 +60,17 @@ class Usage:
     peak_bytes: int
     peak_parts: Mapping[str, int]
     first_byte_seconds: float
+
+
+def wait_for_rest() -> None:
+    """Wait until the processes below this one rest, at most REST_SECONDS: servers have
+    started then.
+    """
+    deadline = time.monotonic() + REST_SECONDS
+    used, before = _cpu_seconds(), 0.0
+    while used - before > 2 * RESTING_SHARE and time.monotonic() < deadline:
+        time.sleep(2.0)
+        used, before = _cpu_seconds(), used
 
 
 class Watch:
@@ -82,6 +94,7 @@ class Watch:
         self._begin, self._cpu = time.perf_counter(), _cpu_seconds()
         self._sample()
         self._before = dict(self._used)
+        self._memory_before = self._memory()
         self._thread.start()
         return self
 
@@ -120,7 +133,10 @@ class Watch:
                 self._first_byte = now
             if now >= memory_time + MEMORY_SECONDS:
                 memory_time = now
-                self._sample_memory()
+                sizes = self._memory()
+                sizes.subtract(self._memory_before)
+                if sizes.total() > sum(self._peak_parts.values()):
+                    self._peak_parts = dict(sizes)
 
     def _sample(self) -> None:
         for pid in process_tree(os.getpid())[1:]:
@@ -135,7 +151,7 @@ class Watch:
             if command or key not in self._part:  # a zombie has none
                 self._part[key] = _part_of(command)
 
-    def _sample_memory(self) -> None:
+    def _memory(self) -> Counter[str]:
         sizes: Counter[str] = Counter()
         for pid in process_tree(os.getpid())[1:]:
             try:
@@ -143,8 +159,7 @@ class Watch:
             except OSError:
                 continue
             sizes[_part_of(command)] += proportional_bytes(pid)
-        if sum(sizes.values()) > sum(self._peak_parts.values()):
-            self._peak_parts = dict(sizes)
+        return sizes
 
 
 def _part_of(command: str) -> str:

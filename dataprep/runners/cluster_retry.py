@@ -17,6 +17,7 @@ from pathlib import Path
 from gristmill.core.files import as_path, find_json, read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import worker_bootstrap
+from gristmill.dataprep.runners.connection import GroupWork, Receive
 from gristmill.dataprep.runners.errors import (
     WorkerError,
     failure_path,
@@ -24,7 +25,7 @@ from gristmill.dataprep.runners.errors import (
     shorten,
 )
 from gristmill.dataprep.runners.pool import Element
-from gristmill.dataprep.runners.runner import GroupWork, Receive, run_there
+from gristmill.dataprep.runners.runner import run_there
 
 ATTEMPTS = 2
 """Maximum number of consecutive failures of a runner without another finished task."""

@@ -3,13 +3,12 @@
 A job without a shuffle is one future per element. In a shuffle every future of a sender
 returns one part per receiver, an array of bytes with the Arrow batches for all keys of
 that receiver. Parts stay in the engine's memory or object store; after all senders have
-ended, each receiver takes its part of every sender. The number of parts is bounded by MOST_PARTS. One connection serves all
-jobs of a process; workers keep what they have imported and loaded.
+ended, each receiver takes its part of every sender. The number of parts is bounded by
+MOST_PARTS. Workers keep what they have imported and loaded.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
 import operator
@@ -20,19 +19,24 @@ import signal
 import socket
 import threading
 import time
+from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
-from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gristmill.dataprep.runners.connection import (
+    INSTALL,
+    Connection,
+    GroupWork,
+    Job,
+    Receive,
+)
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element
-from gristmill.dataprep.runners.ship_files import arguments_of, carry
-from gristmill.mixtures.schema.encoder_settings import ReadingModel
 from gristmill.mixtures.schema.engine import RAY_TASK_OPTIONS, BeamEngine
 
 CONNECT_SECONDS = 15
@@ -40,8 +44,6 @@ CONNECT_SECONDS = 15
 MOST_PARTS = 1 << 17
 """Maximum number of parts of a shuffle: senders times receivers."""
 RECEIVERS_PER_SLOT = 2
-SPOOL_BYTES = 64_000_000
-"""Bytes that a receiver keeps in memory; it spools more to its temporary folder."""
 CHECK_SECONDS = 2.0
 """Interval between checks that Ray's head answers."""
 HEAD_SECONDS = 20.0
@@ -49,11 +51,8 @@ HEAD_SECONDS = 20.0
 after which Ray aborts the process.
 """
 ENDED_ADVICE = "rerun on another cluster to do what is missing"
-INSTALL = "is not installed; install it with: pip install 'gristmill[engines]'"
 Future = Any
 """Reference to a result on a cluster."""
-Work = Callable[[Sequence[Element]], Iterable[tuple[int, bytes]]]
-"""Function that runs the tasks of an element and yields the data to shuffle."""
 
 
 class Part(NamedTuple):
@@ -68,64 +67,8 @@ class Part(NamedTuple):
     content: np.ndarray
 
 
-def run_by_futures(
-    engine: BeamEngine,
-    work: Work,
-    groups: Sequence[Sequence[Element]],
-    receive: Callable[[int, Iterable[bytes]], None] | None,
-    seconds: float | None,
-) -> None:
-    """Run a job on Ray or Dask; see `runner.run_there`.
-
-    Raises:
-        WorkerError: the cluster does not answer, has no worker in time, or gave up.
-        TimeoutError: the job exceeded its time limit.
-    """
-    cluster = connect(engine)
-    gpu = wants_gpu(work)
-    futures: list[Future] = []
-
-    def run(function: Callable[..., Any], arguments: Sequence[Any], parts: int) -> Any:
-        shipped = cluster.put(carry(function))
-        outputs = [
-            cluster.submit(shipped, value, 1 + parts, gpu) for value in arguments
-        ]
-        futures[:] = [done for done, *_ in outputs]
-        cluster.wait(futures, seconds)
-        return [sent_parts for _, *sent_parts in outputs]
-
-    try:
-        if receive is None:
-            run(partial(run_element, work), groups, 0)
-            return
-        num_receivers = RECEIVERS_PER_SLOT * cluster.num_slots()
-        num_receivers = max(1, min(num_receivers, MOST_PARTS // len(groups)))
-        sent = run(partial(scatter, work, num_receivers), groups, num_receivers)
-        parts_by_receiver = [list(parts) for parts in zip(*sent, strict=True)]
-        sent.clear()
-        run(partial(gather, receive, cluster.fetch), parts_by_receiver, 0)
-    except BaseException:
-        cluster.cancel(futures)
-        raise
-
-
-def wants_gpu(work: Work) -> bool:
-    """Test if a job's function reads documents with a model on a GPU."""
-    return any(
-        isinstance(value, ReadingModel) and value.device == "gpu"
-        for value in arguments_of(work)
-    )
-
-
-def run_element(work: Work, group: Sequence[Element]) -> list[None]:
-    """Run the tasks of an element on a worker."""
-    for _ in work(group):
-        pass
-    return [None]
-
-
 def scatter(
-    work: Work, num_receivers: int, group: Sequence[Element]
+    work: GroupWork, num_receivers: int, group: Sequence[Element]
 ) -> list[Part | None]:
     """Run the tasks of an element on a worker; returns None, which tells the driver
     that it has ended, and a part per receiver.
@@ -139,68 +82,107 @@ def scatter(
     return [None, *map(Part, lengths, contents)]
 
 
-def gather(
-    receive: Callable[[int, Iterable[bytes]], None],
-    fetch: Callable[[Any], Part],
-    parts: list[Any],
-) -> list[None]:
-    """Receive the batches of some keys on a worker, one part after another."""
-    places = defaultdict[int, list[tuple[int, int]]](list)
-    with SpooledTemporaryFile(SPOOL_BYTES) as spool:
-        while parts:
-            lengths, content = fetch(parts.pop())
-            start = spool.tell()
-            spool.write(content.data)
-            for key, length in lengths:
-                places[key].append((start, length))
-                start += length
-            del content
-        for key in sorted(places):
-            receive(key, _spooled(spool, places[key]))
+def gather(receive: Receive, *parts: Part) -> list[None]:
+    """Receive the batches of some keys on a worker, from the parts of all senders."""
+    batches = defaultdict[int, list[np.ndarray]](list)
+    for lengths, content in parts:
+        start = 0
+        for key, length in lengths:
+            batches[key].append(content[start : start + length])
+            start += length
+    for key in sorted(batches):
+        receive(key, (batch.tobytes() for batch in batches[key]))
     return [None]
 
 
-def value_of(part: Part) -> Part:
-    """The value of a part on an engine that passes values."""
-    return part
+class FuturesConnection(Connection):
+    """Connection that runs tasks as futures."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, list[Future]] = {}
+
+    @staticmethod
+    def sender(work: GroupWork) -> Callable[..., Any]:
+        """See `Connection`."""
+        return partial(scatter, work)
+
+    @staticmethod
+    def receiver(receive: Receive) -> Callable[..., Any]:
+        """See `Connection`."""
+        return partial(gather, receive)
+
+    def run(self, job: Job) -> None:
+        """See `Connection`."""
+        try:
+            num_receivers = 0
+            if job.receive is not None:
+                num_receivers = RECEIVERS_PER_SLOT * self.num_slots()
+                num_receivers = max(
+                    1, min(num_receivers, MOST_PARTS // len(job.groups))
+                )
+            pairs = [(num_receivers, group) for group in job.groups]
+            sent = self._run_tasks(job, job.send, pairs, num_receivers)
+            if job.receive is not None:
+                parts_by_receiver = list(zip(*sent, strict=True))
+                sent.clear()
+                self._run_tasks(job, job.receive, parts_by_receiver, 0)
+            self._futures.pop(job.process, None)
+        except BaseException:
+            self.cancel_jobs(job.process)
+            raise
+
+    def _run_tasks(
+        self,
+        job: Job,
+        function: bytes,
+        arguments: Sequence[Sequence[Any]],
+        parts: int,
+    ) -> list[list[Future]]:
+        """Run a function with each tuple of arguments; returns the parts of each
+        result.
+        """
+        shipped = self.put(function)
+        outputs = [
+            self.submit(shipped, values, 1 + parts, job.gpu) for values in arguments
+        ]
+        futures = self._futures[job.process] = [done for done, *_ in outputs]
+        self.wait(futures, job.seconds)
+        return [sent_parts for _, *sent_parts in outputs]
+
+    def cancel_jobs(self, process: int) -> None:
+        """See `Connection`."""
+        self.cancel(self._futures.pop(process, []))
+
+    @abstractmethod
+    def num_slots(self) -> int:
+        """Number of threads of the workers."""
+
+    @abstractmethod
+    def put(self, function: bytes) -> Future:
+        """Load the pickled function of many tasks on the cluster."""
+
+    @abstractmethod
+    def submit(
+        self, function: Future, arguments: Sequence[Any], outputs: int, gpu: bool
+    ) -> list[Future]:
+        """Submit a task, whose function returns a list of `outputs` results."""
+
+    @abstractmethod
+    def wait(self, futures: Sequence[Future], seconds: float | None) -> None:
+        """Wait for all tasks.
+
+        Raises:
+            TimeoutError: they did not end in time.
+            WorkerError: the cluster gave up a task, or does not answer.
+            Exception: the exception of a task.
+        """
+
+    @abstractmethod
+    def cancel(self, futures: Sequence[Future]) -> None:
+        """Cancel tasks."""
 
 
-def _spooled(
-    spool: SpooledTemporaryFile[bytes], places: list[tuple[int, int]]
-) -> Iterator[bytes]:
-    for start, length in places:
-        spool.seek(start)
-        yield spool.read(length)
-
-
-_open: dict[str, Cluster] = {}
-"""Cluster and its options -> this process's connection."""
-
-
-def connect(engine: BeamEngine) -> Cluster:
-    """Connect to a cluster; reuses this process's connection to the same one.
-
-    Raises:
-        WorkerError: it does not answer, or has no worker in time.
-    """
-    key = f"{engine.runner} {engine.address} {sorted(engine.options.items())}"
-    cluster = _open.get(key)
-    if cluster is None or not cluster.is_alive():
-        close()
-        connection = RayCluster if engine.runner == "ray" else DaskCluster
-        cluster = _open[key] = connection(engine)
-    return cluster
-
-
-@atexit.register
-def close() -> None:
-    """Close this process's connection, if any."""
-    while _open:
-        _, cluster = _open.popitem()
-        cluster.close()
-
-
-class DaskCluster:
+class DaskConnection(FuturesConnection):
     """Connection to a Dask scheduler.
 
     Args:
@@ -213,7 +195,7 @@ class DaskCluster:
             from distributed import Client
         except ImportError as error:
             raise WorkerError(f"engine.runner is dask, which {INSTALL}") from error
-        self.fetch = value_of
+        super().__init__()
         # it logs tracebacks of lost connections, which end the job with a sentence
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         where = engine.address or engine.options.get("scheduler_file")
@@ -237,33 +219,24 @@ class DaskCluster:
             ) from error
 
     def num_slots(self) -> int:
-        """Number of threads of the workers."""
+        """See `FuturesConnection`."""
         return sum(self._client.nthreads().values())
 
-    def put(self, function: Callable[..., Any]) -> Future:
-        """Load the function of many tasks on the cluster."""
-        import cloudpickle
-
+    def put(self, function: bytes) -> Future:
+        """See `FuturesConnection`."""
         # a task, so that it is repeated if the worker with its result dies
-        content = cloudpickle.dumps(function)
-        return self._client.submit(pickle.loads, content, pure=False)
+        return self._client.submit(pickle.loads, function, pure=False)
 
     def submit(
-        self, function: Future, argument: Any, outputs: int, gpu: bool
+        self, function: Future, arguments: Sequence[Any], outputs: int, gpu: bool
     ) -> list[Future]:
-        """Submit a task, whose function returns a list of `outputs` results."""
+        """See `FuturesConnection`."""
         submit = partial(self._client.submit, pure=False)
-        results = submit(operator.call, function, argument)
+        results = submit(operator.call, function, *arguments)
         return [submit(operator.getitem, results, place) for place in range(outputs)]
 
     def wait(self, futures: Sequence[Future], seconds: float | None) -> None:
-        """Wait for all tasks.
-
-        Raises:
-            TimeoutError: they did not end in time.
-            WorkerError: the cluster gave up a task, or does not answer.
-            Exception: the exception of a task.
-        """
+        """See `FuturesConnection`."""
         from distributed import KilledWorker, as_completed
 
         for future in as_completed(futures, loop=self._client.loop, timeout=seconds):
@@ -281,20 +254,20 @@ class DaskCluster:
             )
 
     def cancel(self, futures: Sequence[Future]) -> None:
-        """Cancel tasks."""
+        """See `FuturesConnection`."""
         if self.is_alive():
             self._client.cancel(futures)
 
     def close(self) -> None:
-        """Close the connection."""
+        """See `Connection`."""
         self._client.close()
 
     def is_alive(self) -> bool:
-        """Test if the connection can run further jobs."""
+        """See `Connection`."""
         return bool(self._client.status == "running")
 
 
-class RayCluster:
+class RayConnection(FuturesConnection):
     """Connection to a Ray cluster.
 
     Args:
@@ -316,6 +289,7 @@ class RayCluster:
                 CONNECT_SECONDS,
                 "start one with `ray start --head`, or correct engine.address",
             )
+        super().__init__()
         self._ray = ray
         settings = {"log_to_driver": False, "logging_level": "error"}
         self._options: dict[str, Any] = {}
@@ -338,31 +312,31 @@ class RayCluster:
         self._address = address
         self._has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         # defined here, so that it travels by value
-        self._call = ray.remote(lambda function, argument: function(argument))
-        self.fetch = ray.get
+        self._call = ray.remote(
+            lambda function, *arguments: pickle.loads(function)(*arguments)
+        )
 
     def num_slots(self) -> int:
-        """Number of threads of the workers."""
+        """See `FuturesConnection`."""
         num_cpus = self._ray.cluster_resources().get("CPU", 1)
         return max(1, int(num_cpus / (self._options.get("num_cpus") or 1)))
 
-    def put(self, function: Callable[..., Any]) -> Future:
-        """See `DaskCluster`."""
+    def put(self, function: bytes) -> Future:
+        """See `FuturesConnection`."""
         check_head(self._address, HEAD_SECONDS, ENDED_ADVICE)
         return self._ray.put(function)
 
     def submit(
-        self, function: Future, argument: Any, outputs: int, gpu: bool
+        self, function: Future, arguments: Sequence[Any], outputs: int, gpu: bool
     ) -> list[Future]:
-        """See `DaskCluster`."""
+        """See `FuturesConnection`."""
         options = {"num_gpus": int(gpu and self._has_gpus), **self._options}
         call = self._call.options(name="gristmill", num_returns=outputs, **options)
-        # Ray leaves the references to parts as they are, since they are in a list
-        futures = call.remote(function, argument)
+        futures = call.remote(function, *arguments)
         return [futures] if outputs == 1 else futures
 
     def wait(self, futures: Sequence[Future], seconds: float | None) -> None:
-        """See `DaskCluster`."""
+        """See `FuturesConnection`."""
         errors = self._ray.exceptions
         deadline = time.monotonic() + (seconds or math.inf)
         pending = list(futures)
@@ -386,21 +360,17 @@ class RayCluster:
             ) from error
 
     def cancel(self, futures: Sequence[Future]) -> None:
-        """See `DaskCluster`."""
+        """See `FuturesConnection`."""
         for future in futures:
             self._ray.cancel(future, force=True)
 
     def close(self) -> None:
-        """See `DaskCluster`."""
+        """See `Connection`."""
         self._ray.shutdown()
 
     def is_alive(self) -> bool:
-        """See `DaskCluster`."""
+        """See `Connection`."""
         return bool(self._ray.is_initialized())
-
-
-Cluster = DaskCluster | RayCluster
-"""Connection to a cluster."""
 
 
 def check_head(address: str, seconds: float, advice: str) -> None:

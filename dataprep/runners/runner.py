@@ -7,8 +7,8 @@ default runner tries to download a binary first. Any other runner gets one eleme
 task, or per several of many tasks, distributes them over its cluster, and groups the
 tasks' outputs by their numbers (`shuffle.py`).
 
-Ray and Dask run the same functions through their own interfaces (`futures.py`), and
-Spark too (`spark.py`).
+Ray, Dask and Spark run the same functions through their own interfaces
+(`connection.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from typing import Any
 
 from gristmill.core.processes import wait_until, without_collection
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.runners.connection import (
+    RUNNERS,
+    GroupWork,
+    Receive,
+    run_by_connection,
+)
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element, Pool, Work
 from gristmill.dataprep.runners.servers import answers
@@ -49,10 +55,6 @@ ENDED = ("DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED")
 """Terminal states of a Beam job."""
 POLL_SECONDS = 0.05
 """Interval between checks of a job with a time limit."""
-GroupWork = Callable[[Sequence[Element]], Iterable[tuple[int, bytes]]]
-"""Function that runs the tasks of an element and yields the data to shuffle."""
-Receive = Callable[[int, Iterable[bytes]], None]
-"""Function that receives the data shuffled to one number."""
 
 
 def run_here(job: str, pool: Pool, work: Work, elements: Sequence[Element]) -> None:
@@ -102,15 +104,8 @@ def run_there(
     """
     engine = context.beam
     runner = engine.runner
-    if runner == "spark":
-        from gristmill.dataprep.runners.spark import run_on_spark
-
-        run_on_spark(engine, work, groups, receive)
-        return
-    if runner in ("ray", "dask"):
-        from gristmill.dataprep.runners.futures import run_by_futures
-
-        run_by_futures(engine, work, groups, receive, seconds)
+    if runner in RUNNERS:
+        run_by_connection(engine, work, groups, receive, seconds)
         return
     beam = import_beam()
     options: EngineOptions = engine.options

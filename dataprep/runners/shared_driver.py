@@ -1,20 +1,37 @@
-"""Driver that the stages of a run share: an engine's process on this machine, such as
-Spark's Java process.
+"""Process with the connection to a cluster that the stages of a run share
+(`connection.py`).
 
-A stage is a process of its own. With a driver of its own, too, each would start Java
-here, and new workers on the cluster. A stage that runs alone (`gristmill stage`) starts
-its own driver.
+A stage is a process of its own. With a connection of its own, too, each would start
+Java for Spark here, and new workers on the cluster. Stages send their jobs through a
+socket that only this user can open.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
+from gristmill.core.processes import end_after_parent
+from gristmill.dataprep.runners.connection import (
+    VARIABLE,
+    ConnectionManager,
+    connect,
+    shared_address,
+)
 from gristmill.dataprep.runners.errors import WorkerError
+from gristmill.mixtures.schema.engine import BeamEngine
 
 IDLE_SECONDS = 60.0
 """Time without a stage after which the driver ends, and with it its workers: a training
@@ -24,21 +41,53 @@ does not keep a cluster. Spark's default for idle executors
 log = logging.getLogger("gristmill.engine")
 
 
-@dataclass(frozen=True)
 class Driver:
-    """A running driver.
+    """The process.
 
     Attributes:
         environment: variables by which a stage's process finds it.
-        is_running: test if its process runs.
-        cancel: ends the jobs that a process has left, by its number.
-        close: ends it.
+
+    Raises:
+        WorkerError: it does not start.
     """
 
-    environment: Mapping[str, str]
-    is_running: Callable[[], bool]
-    cancel: Callable[[int], None]
-    close: Callable[[], None]
+    def __init__(self, engine: BeamEngine) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="gristmill-cluster-")
+        self._address = str(Path(self._folder.name, "socket"))
+        self._key = secrets.token_bytes(32)
+        self.environment = {VARIABLE: f"{self._address} {self._key.hex()}"}
+        settings = engine.model_dump_json(include=set(BeamEngine.model_fields))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, settings],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **self.environment},
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            is_listening = output.readline()
+        if not is_listening:
+            code = self._process.wait()
+            raise WorkerError(f"{engine.runner}: its driver ended with code {code}")
+
+    def is_running(self) -> bool:
+        """Test if it runs."""
+        return self._process.poll() is None
+
+    def cancel(self, pid: int) -> None:
+        """Cancel the jobs that a process has left, by its number."""
+        manager: Any = ConnectionManager(self._address, self._key)
+        # it has just ended, and its jobs with it; or it never met the cluster
+        with suppress(OSError, EOFError, WorkerError):
+            manager.connect()
+            manager.connection().cancel_jobs(pid)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait()
+        self._folder.cleanup()
 
 
 class SharedDriver:
@@ -116,3 +165,32 @@ class SharedDriver:
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()
+
+
+def main(settings: str) -> None:
+    """Serve the connection until the run ends."""
+    end_after_parent(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, exit_on_signal)
+    engine = BeamEngine.model_validate_json(settings)
+    ConnectionManager.register(
+        "connection", partial(connect, engine), exposed=("run", "cancel_jobs")
+    )
+    server = ConnectionManager(*shared_address()).get_server()
+    print(flush=True)
+    threading.Thread(target=connect_early, args=(engine,), daemon=True).start()
+    server.serve_forever()
+
+
+def connect_early(engine: BeamEngine) -> None:
+    """Connect before the first job; if it fails, the stage's attempt reports it."""
+    with suppress(WorkerError):
+        connect(engine)
+
+
+def exit_on_signal(number: int, frame: FrameType | None) -> None:
+    """Exit, after closing the connection."""
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

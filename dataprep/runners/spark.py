@@ -7,18 +7,17 @@ runner for Spark, with its job server, is `runner: SparkRunner`.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import os
+import pickle
 import re
 import signal
 import socket
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,10 +25,8 @@ from typing import Any
 from zipimport import zipimporter
 
 from gristmill.core.processes import in_environment, wait_until
+from gristmill.dataprep.runners.connection import Connection, GroupWork, Job, Receive
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
-from gristmill.dataprep.runners.pool import Element
-from gristmill.dataprep.runners.shared_driver import Driver
-from gristmill.dataprep.runners.ship_files import carry
 from gristmill.mixtures.schema.engine import BeamEngine, EngineOptions
 
 CONNECT_SECONDS = 15
@@ -55,44 +52,6 @@ for an executor that has a task's data, which takes longer than to fetch them.
 """
 
 
-def run_on_spark(
-    engine: BeamEngine,
-    work: Callable[[Sequence[Element]], Iterable[tuple[int, bytes]]],
-    groups: Sequence[Sequence[Element]],
-    receive: Callable[[int, Iterable[bytes]], None] | None,
-) -> None:
-    """Run a job; each element is its own task, in order.
-
-    Args:
-        engine: `address` is the URL of the cluster: `spark://host:7077`,
-            `local-cluster[2,1,1024]`, `yarn`, ...; `options` are Spark's configuration,
-            such as `spark.executor.memory`.
-        work: runs the tasks of an element and yields the data to shuffle.
-        groups: all elements.
-        receive: receives a number and all bytes yielded with it; None without a
-            shuffle.
-
-    Raises:
-        WorkerError: the cluster does not answer, has no executor, or gave up.
-        MissingEngineError: there is no Spark on this machine.
-    """
-    session = connect(str(engine.address), engine.options, engine.worker_seconds)
-    outputs = session.parallelize(groups, len(groups)).flatMap(
-        carry(partial(in_worker, work))
-    )
-    if receive is not None:
-        # `groupByKey` would group the tasks' outputs, too, and spill them to disk
-        outputs = outputs.partitionBy(len(groups)).mapPartitions(
-            carry(partial(in_worker, partial(receive_all, receive)))
-        )
-    try:
-        outputs.count()
-    except Exception as error:
-        if not type(error).__module__.startswith(("py4j", "pyspark")):
-            raise
-        raise WorkerError(f"Spark gave up: {_reason(str(error))}") from error
-
-
 def in_worker(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function in a Python worker, and keep what Spark does there around each
     task from taking longer than a small task.
@@ -109,9 +68,7 @@ def in_worker(function: Callable[[Any], Any], argument: Any) -> Any:
     return function(argument)
 
 
-def receive_all(
-    receive: Callable[[int, Iterable[bytes]], None], pairs: Iterable[tuple[int, bytes]]
-) -> list[None]:
+def receive_all(receive: Receive, pairs: Iterable[tuple[int, bytes]]) -> list[None]:
     """Receive all numbers of a task, each with all bytes yielded with it."""
     batches = defaultdict[int, list[bytes]](list)
     for number, batch in pairs:
@@ -132,108 +89,109 @@ def _reason(text: str) -> str:
     return f"{java[0].rpartition('Exception: ')[2][:300]} {errors[-1] if errors else ''}".strip()
 
 
-_open: dict[str, Any] = {}
-"""Cluster and its options -> this process's SparkContext."""
+class SparkConnection(Connection):
+    """Connection to a Spark cluster, with a Java process here.
 
-
-def connect(master: str, options: EngineOptions, worker_seconds: float) -> Any:
-    """Connect to a cluster and wait for an executor; reuses this process's SparkContext
-    for the same cluster, and the Java process of the run (`start_driver`).
+    Args:
+        engine: its address is the URL of the cluster: `spark://host:7077`,
+            `local-cluster[2,1,1024]`, `yarn`, ...; its options are Spark's configuration,
+            such as `spark.executor.memory`.
 
     Raises:
-        WorkerError: no master answers, or it has no executor after `worker_seconds`.
+        WorkerError: no master answers, or it has no executor in time.
         MissingEngineError: there is no Spark on this machine.
     """
-    key = f"{master} {sorted(options.items())}"
-    session = _open.get(key)
-    if session is not None and session._jsc is not None:
-        return session
-    close()
-    check_master(master)
-    previous_handler = signal.getsignal(signal.SIGINT)
-    try:
-        gateway = start_gateway(master, options)
-        from pyspark import SparkContext
 
-        session = SparkContext(
-            gateway=gateway, jsc=java_context(gateway, master, options)
+    def __init__(self, engine: BeamEngine) -> None:
+        master, options = str(engine.address), engine.options
+        check_master(master)
+        import_spark()
+        from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
+
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        conf = SparkConf(loadDefaults=False).setAll(settings(master, options))
+        previous_handler = signal.getsignal(signal.SIGINT)
+        here = {"SPARK_LOCAL_IP": "127.0.0.1"} if is_here(master) else {}
+        try:
+            with in_environment(here):
+                gateway = launch_gateway(conf)
+            self._context = SparkContext(gateway=gateway, conf=conf)
+        except Exception as error:
+            raise WorkerError(
+                f"Spark at {master} does not take the job: {_reason(str(error))}"
+            ) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                # Spark's handler outlives the connection and then fails
+                signal.signal(signal.SIGINT, previous_handler)
+        self._context.pythonExec = str(
+            options.get("spark.pyspark.python")
+            or os.environ.get("PYSPARK_PYTHON", sys.executable)
         )
-    except MissingEngineError:
-        raise
-    except Exception as error:
-        raise WorkerError(
-            f"Spark at {master} does not take the job: {_reason(str(error))}"
-        ) from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            # Spark's handler outlives the connection and then fails
-            signal.signal(signal.SIGINT, previous_handler)
-    session.pythonExec = str(
-        options.get("spark.pyspark.python")
-        or os.environ.get("PYSPARK_PYTHON", sys.executable)
-    )
-    session.setJobGroup(str(os.getpid()), "gristmill", interruptOnCancel=True)
-    _open[key] = session
-    wait_for_executor(session, master, worker_seconds)
-    return session
+        self._wait_for_executor(master, engine.worker_seconds)
 
+    @staticmethod
+    def sender(work: GroupWork) -> Callable[..., Any]:
+        """See `Connection`."""
+        return partial(in_worker, work)
 
-def start_driver(engine: BeamEngine) -> Driver:
-    """Start the Java process of a run, and its executors in the background.
+    @staticmethod
+    def receiver(receive: Receive) -> Callable[..., Any]:
+        """See `Connection`."""
+        return partial(in_worker, partial(receive_all, receive))
 
-    Raises:
-        WorkerError: no master answers, or Java does not start.
-        MissingEngineError: there is no Spark on this machine.
-    """
-    master = str(engine.address)
-    check_master(master)
-    try:
-        gateway = start_gateway(master, engine.options)
-    except (OSError, RuntimeError) as error:
-        raise WorkerError(f"Spark's Java process does not start: {error}") from error
+    def run(self, job: Job) -> None:
+        """Run a job; each element is its own task, in order. It has no time limit."""
+        self._context.setJobGroup(str(job.process), "gristmill", interruptOnCancel=True)
+        number = len(job.groups)
+        outputs = self._context.parallelize(job.groups, number).flatMap(
+            pickle.loads(job.send)
+        )
+        if job.receive is not None:
+            # `groupByKey` would group the tasks' outputs, too, and spill them to disk
+            outputs = outputs.partitionBy(number).mapPartitions(
+                pickle.loads(job.receive)
+            )
+        try:
+            outputs.count()
+        except Exception as error:
+            if not type(error).__module__.startswith(("py4j", "pyspark")):
+                raise
+            raise WorkerError(f"Spark gave up: {_reason(str(error))}") from error
 
-    def start_executors() -> None:
-        # a stage's own attempt reports the reason
-        with suppress(Exception):
-            java_context(gateway, master, engine.options)
+    def cancel_jobs(self, process: int) -> None:
+        """See `Connection`."""
+        self._context.cancelJobGroup(str(process))
 
-    threading.Thread(target=start_executors, daemon=True).start()
-    parameters = gateway.gateway_parameters
-    return Driver(
-        {
-            "PYSPARK_GATEWAY_PORT": str(parameters.port),
-            "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
-        },
-        is_running=lambda: gateway.proc.poll() is None,
-        cancel=lambda pid: java_context(gateway, master, engine.options).cancelJobGroup(
-            str(pid)
-        ),
-        close=partial(end_java, gateway),
-    )
+    def is_alive(self) -> bool:
+        """See `Connection`."""
+        return self._context._jsc is not None
 
+    def close(self) -> None:
+        """Close it, and end the Java process and the executors."""
+        gateway, context_type = self._context._gateway, type(self._context)
+        self._context.stop()
+        context_type._gateway = context_type._jvm = None
+        gateway.close()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
 
-def start_gateway(master: str, options: EngineOptions) -> Any:
-    """Connect to the Java process of the run, if the environment names one, otherwise
-    start one.
-    """
-    import_spark()
-    from pyspark import SparkConf
-    from pyspark.java_gateway import launch_gateway
-
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    conf = SparkConf(loadDefaults=False)
-    with in_environment({"SPARK_LOCAL_IP": "127.0.0.1"} if is_here(master) else {}):
-        return launch_gateway(conf.setAll(settings(master, options)))
-
-
-def java_context(gateway: Any, master: str, options: EngineOptions) -> Any:
-    """Spark's application in a Java process, which is started by the first call."""
-    from pyspark import SparkConf
-
-    conf = SparkConf(loadDefaults=False, _jvm=gateway.jvm)
-    conf.setAll(settings(master, options))
-    context = gateway.jvm.org.apache.spark.SparkContext.getOrCreate(conf._jconf)
-    return gateway.jvm.JavaSparkContext(context)
+    def _wait_for_executor(self, master: str, worker_seconds: float) -> None:
+        """Raise WorkerError if a cluster does not provide an executor in time; Spark would
+        wait forever.
+        """
+        if re.match(r"local(\[|$)", master):
+            return
+        executors = self._context._jsc.sc().getExecutorMemoryStatus
+        # the driver counts as 1
+        if not wait_until(lambda: executors().size() > 1, worker_seconds, 0.1):
+            self.close()
+            raise WorkerError(
+                f"Spark at {master} has no worker after {worker_seconds:g} s "
+                "(engine.worker_seconds) that gives this job an executor; start some, "
+                "or ask for less (spark.executor.memory, spark.executor.cores)"
+            )
 
 
 def settings(master: str, options: EngineOptions) -> list[tuple[str, str]]:
@@ -251,33 +209,6 @@ def settings(master: str, options: EngineOptions) -> list[tuple[str, str]]:
 def is_here(master: str) -> bool:
     """Test if a master is on this machine."""
     return re.split(r"[:\[-]", master.removeprefix("spark://"))[0] in HERE
-
-
-@atexit.register
-def close() -> None:
-    """Close this process's connection to Spark, if any, and end the Java process and
-    the executors that it started.
-    """
-    while _open:
-        _, session = _open.popitem()
-        gateway = session._gateway
-        is_own = gateway.proc is not None
-        if is_own:
-            session.stop()
-        spark_context = type(session)
-        spark_context._gateway = spark_context._jvm = None
-        spark_context._active_spark_context = None
-        if is_own:
-            end_java(gateway)
-        else:
-            gateway.close()
-
-
-def end_java(gateway: Any) -> None:
-    """End a Java process, which ends its application with its executors."""
-    gateway.close()
-    gateway.proc.stdin.close()
-    gateway.proc.wait()
 
 
 def import_spark() -> None:
@@ -321,20 +252,3 @@ def check_master(master: str) -> None:
         f"no Spark master answers at {master} ({failure}); start one, "
         "or correct engine.address"
     )
-
-
-def wait_for_executor(session: Any, master: str, worker_seconds: float) -> None:
-    """Raise WorkerError if a cluster does not provide an executor in time; Spark would
-    wait forever.
-    """
-    if re.match(r"local(\[|$)", master):
-        return
-    executors = session._jsc.sc().getExecutorMemoryStatus
-    # the driver counts as 1
-    if not wait_until(lambda: executors().size() > 1, worker_seconds, 0.1):
-        close()
-        raise WorkerError(
-            f"Spark at {master} has no worker after {worker_seconds:g} s "
-            "(engine.worker_seconds) that gives this job an executor; start some, "
-            "or ask for less (spark.executor.memory, spark.executor.cores)"
-        )

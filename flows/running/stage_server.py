@@ -2,9 +2,9 @@
 
 A stage of a small corpus works for a fraction of a second after two seconds of imports:
 Arrow, numba, its own modules. Stages that prepare documents or tokens on this
-machine or on Spark start as forks of one process with these imports, and share Spark's
-driver (`runners/shared_driver.py`); all others (trainings, those on other clusters)
-start as separate programs. A fork looks like a program from outside: it has its own
+machine, on Ray, Dask or Spark start as forks of one process with these imports, and share
+the connection to a cluster (`runners/shared_driver.py`); all others (trainings, those on
+other clusters) start as separate programs. A fork looks like a program from outside: it has its own
 number, session, output and environment, gets the same signals, and ends with its run.
 
 A command that runs stages starts the server (`early_server`) before it reads the
@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -37,13 +37,14 @@ from gristmill.core.processes import (
     end_with_parent,
     without_collection,
 )
+from gristmill.dataprep.runners.connection import RUNNERS
 from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver
 from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
 from gristmill.mixtures.schema.sources import INGEST
 
 if TYPE_CHECKING:
     from gristmill.flows.stages.plan import Plan
-    from gristmill.mixtures.schema.engine import BeamEngine, Engine
+    from gristmill.mixtures.schema.engine import Engine
 
 FORKABLE = ("gristmill.dataprep.", "gristmill.tokenize.")
 """Packages of such stages. Importing these starts no thread, which a fork would
@@ -65,12 +66,10 @@ COMPRESSION = 4
 """Estimated bytes of text per byte of a file with another suffix."""
 LARGE_BYTES = 64_000_000
 """Text from which on stages have jobs for pipelines (`dataprep.runners.tasks`)."""
-FORKED_RUNNERS = ("local", "spark")
+FORKED_RUNNERS = ("local", *RUNNERS)
 """Engines whose stages start as forks."""
 FEWEST = 2
 """Minimum number of stages that justify the process."""
-CLUSTER_MODULES = {"spark": ("gristmill.dataprep.runners.spark_preload",)}
-"""Modules that stages on an engine need, too."""
 
 
 class StageServer(ForkServer):
@@ -155,9 +154,8 @@ def stage_server(
         yield None
         return
     server = _early.pop() if _early else _start()
-    start = find_driver(engine)
-    if start is not None:
-        server.driver = SharedDriver(start)
+    if engine.runner in RUNNERS:
+        server.driver = SharedDriver(partial(Driver, engine))
         server.driver.start_soon()
     try:
         # Modules shared by all stages after the first precede those of single stages.
@@ -167,7 +165,6 @@ def stage_server(
             list(
                 dict.fromkeys(
                     chain(
-                        CLUSTER_MODULES.get(engine.runner, ()),
                         modules_per_stage[0],
                         later,
                         *modules_per_stage[1:],
@@ -180,15 +177,6 @@ def stage_server(
         server.close()
         if server.driver is not None:
             server.driver.close()
-
-
-def find_driver(engine: BeamEngine) -> Callable[[], Driver] | None:
-    """Function that starts the driver of an engine; None if it has none to share."""
-    if engine.runner == "spark":
-        from gristmill.dataprep.runners.spark import start_driver
-
-        return partial(start_driver, engine)
-    return None
 
 
 def text_bytes(plan: Plan) -> int:

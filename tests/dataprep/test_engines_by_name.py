@@ -26,7 +26,7 @@ from benchmarks.engines.clusters import (
 )
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners import cluster_retry, portable, spark
+from gristmill.dataprep.runners import cluster_retry, connection, portable, spark
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.portable import flink_options
 from gristmill.dataprep.runners.runner import wait_no_longer
@@ -224,59 +224,62 @@ def test_spark_connections_do_not_share_environment_variables(
     try:
         monkeypatch.setenv("SPARK_HOME", str(find_engine("spark-*")))
         for options in ({}, {"spark.pyspark.python": str(another)}):
-            session = spark.connect("local[1]", options, 60)
+            engine = BeamEngine(runner="spark", address="local[1]", options=options)
+            results = run_tasks(
+                "calm",
+                TASKS,
+                partial(square, tmp_path, None),
+                context(tmp_path / f"work-{len(options)}", **engine.model_dump()),
+            )
+            assert [result["n"] for result in results] == list(range(6))
             assert [os.environ.get(name) for name in ours] == before
-            assert session.parallelize([2, 3], 1).map(
-                lambda value: value * 2
-            ).collect() == [4, 6]
             assert (tmp_path / "asked").exists() == bool(options)
     except MissingEngineError as error:
         pytest.skip(str(error))
     finally:
-        spark.close()
+        connection.close()
 
 
 @pytest.mark.slow
-def test_processes_share_the_java_process_of_a_run(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("name", ["spark", "ray", "dask"])
+def test_stages_share_the_connection_of_a_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second connection meets the application of the first one; its jobs end with
-    `cancel`.
-    """
-    engine = BeamEngine(runner="spark", address="local[1]")
+    """Jobs of several processes meet the same workers; `cancel` ends those of one."""
     try:
-        monkeypatch.setenv("SPARK_HOME", str(find_engine("spark-*")))
-        driver = spark.start_driver(engine)
+        with running(name, tmp_path) as cluster:
+            engine = BeamEngine(**cluster.engine)
+            driver = Driver(engine)
+            for variable, value in driver.environment.items():
+                monkeypatch.setenv(variable, value)
+            workers = set[int]()
+            for number in range(2):
+                work = partial(square, tmp_path, None)
+                here = context(tmp_path / f"work-{number}", **engine.model_dump())
+                workers |= {row["pid"] for row in run_tasks("calm", TASKS, work, here)}
+            assert os.getpid() not in workers
+            assert len(workers) <= 3
+            reached = tmp_path / "reached"
+            waiting = threading.Thread(target=cancel_at, args=(reached, driver))
+            waiting.start()
+            with pytest.raises(Exception, match=r"(?i)cancel"):
+                run_tasks("job", TASKS[:1], partial(wait_long, reached), here)
+            waiting.join()
+            assert driver.is_running()
+            driver.close()
+            assert not driver.is_running()
     except MissingEngineError as error:
         pytest.skip(str(error))
-    for name, value in driver.environment.items():
-        monkeypatch.setenv(name, value)
-    applications = set()
-    for _ in range(2):
-        session = spark.connect("local[1]", {}, 60)
-        applications.add(session.applicationId)
-        assert session.parallelize([2, 3], 1).map(
-            lambda value: value * 2
-        ).collect() == [
-            4,
-            6,
-        ]
-        spark.close()
-    assert len(applications) == 1
-    session = spark.connect("local[1]", {}, 60)
-    waiting = threading.Thread(target=cancel_when_running, args=(session, driver))
-    waiting.start()
-    with pytest.raises(Exception, match="cancelled"):
-        session.parallelize([1], 1).map(lambda _: time.sleep(600)).count()
-    waiting.join()
-    spark.close()
-    assert driver.is_running()
-    driver.close()
-    assert not driver.is_running()
 
 
-def cancel_when_running(session: Any, driver: Driver) -> None:
-    wait_for(lambda: session.statusTracker().getActiveJobsIds(), "the job")
+def wait_long(reached: Path, task: Task) -> Done:
+    reached.touch()
+    time.sleep(600)
+    return Done()
+
+
+def cancel_at(reached: Path, driver: Driver) -> None:
+    wait_for(reached.exists, "the job")
     driver.cancel(os.getpid())
 
 
@@ -289,7 +292,7 @@ def test_missing_spark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unreachable_spark_master_is_named() -> None:
     with pytest.raises(WorkerError, match=r"spark://127.0.0.1:9 \(.*refused.*\)"):
-        spark.connect("spark://127.0.0.1:9", {}, 60)
+        connection.connect(BeamEngine(runner="spark", address="spark://127.0.0.1:9"))
 
 
 def test_spark_master_without_a_port_is_rejected() -> None:

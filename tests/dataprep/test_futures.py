@@ -4,8 +4,9 @@ begins.
 
 from __future__ import annotations
 
+import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners import futures
+from gristmill.dataprep.runners import connection, futures
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element
 from gristmill.dataprep.runners.runner import run_there
@@ -27,24 +28,24 @@ from tests.dataprep.test_shuffled import PARTITIONS, arrived, expected, send, ta
 Received = dict[int, list[bytes]]
 
 
-class LocalCluster:
+class LocalCluster(futures.FuturesConnection):
     """Cluster that calls the functions in this process, when it waits for them."""
 
     def __init__(self) -> None:
-        self.fetch = futures.value_of
+        super().__init__()
         self.num_parts: list[int] = []
 
     def num_slots(self) -> int:
         return 2
 
-    def put(self, function: Callable[..., Any]) -> Any:
-        return function
+    def put(self, function: bytes) -> Any:
+        return pickle.loads(function)
 
     def submit(
-        self, function: Callable[..., Any], argument: Any, outputs: int, gpu: bool
+        self, function: Any, arguments: Any, outputs: int, gpu: bool
     ) -> list[Any]:
         self.num_parts.append(outputs - 1)
-        results: list[Any] = function(argument)
+        results: list[Any] = function(*arguments)
         assert len(results) == outputs
         return results
 
@@ -69,35 +70,39 @@ def batches(seed: int, name: str) -> list[tuple[int, bytes]]:
     ]
 
 
+RECEIVED: Received = {}
+"""Received batches of the last job of a LocalCluster."""
+
+
+def receive(key: int, arriving: Iterable[bytes]) -> None:
+    assert key not in RECEIVED
+    RECEIVED[key] = sorted(arriving)
+
+
 def send_batches(seed: int, group: Sequence[Element]) -> Iterator[tuple[int, bytes]]:
     for name, _ in group:
         yield from batches(seed, name)
 
 
-@pytest.mark.parametrize("spool_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("most_parts", [3, 1000])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_key_receives_the_batches_of_all_senders(
-    seed: int, most_parts: int, spool_bytes: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, most_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(futures, "SPOOL_BYTES", spool_bytes)
     monkeypatch.setattr(futures, "MOST_PARTS", most_parts)
     cluster = LocalCluster()
-    monkeypatch.setattr(futures, "connect", lambda engine: cluster)
+    monkeypatch.setattr(connection, "connect", lambda engine: cluster)
     groups: list[list[Element]] = [[("a", {}), ("b", {})], [("c", {})], [("d", {})]]
-    received: Received = {}
-
-    def receive(key: int, arriving: Iterable[bytes]) -> None:
-        assert key not in received
-        received[key] = sorted(arriving)
-
+    RECEIVED.clear()
     engine = BeamEngine(runner="dask", address="tcp://127.0.0.1:1")
-    futures.run_by_futures(engine, partial(send_batches, seed), groups, receive, None)
+    connection.run_by_connection(
+        engine, partial(send_batches, seed), groups, receive, None
+    )
     sent: Received = {}
     for name in "abcd":
         for key, batch in batches(seed, name):
             sent.setdefault(key, []).append(batch)
-    assert received == {key: sorted(contents) for key, contents in sent.items()}, seed
+    assert {key: sorted(contents) for key, contents in sent.items()} == RECEIVED, seed
     parts = min(4, most_parts // 3)
     assert cluster.num_parts == [parts] * 3 + [0] * parts
 
@@ -108,7 +113,7 @@ def test_job_that_reads_with_a_model_on_a_gpu_wants_one(
 ) -> None:
     model = ReadingModel.model_validate({"path": str(tmp_path), "device": device})
     work = partial(send_batches, {"settings": [model]})
-    assert futures.wants_gpu(work) is gpu
+    assert connection.wants_gpu(work) is gpu
 
 
 def fail_on_two(task: Task) -> Done:
@@ -134,14 +139,13 @@ def test_unreachable_head_is_named_with_the_setting(
 
 def test_malformed_address_of_ray_is_rejected() -> None:
     with pytest.raises(WorkerError, match=r"ray://HOST:PORT"):
-        futures.connect(BeamEngine(runner="ray", address="head"))
+        connection.connect(BeamEngine(runner="ray", address="head"))
 
 
 @pytest.fixture(scope="module")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running("ray", tmp_path_factory.mktemp("ray")) as cluster:
         yield cluster
-        futures.close()
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ import pytest
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners import futures, servers, spark
+from gristmill.dataprep.runners import futures, servers
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.schema.engine import BeamEngine
@@ -101,9 +101,6 @@ def clusters(tmp_path: Path) -> Callable[[str], Any]:
                 yield cluster
         except MissingEngineError as error:
             pytest.skip(str(error))
-        finally:
-            spark.close()
-            futures.close()
 
     return start
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from gristmill.dataprep.runners import shared_driver
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver
-from gristmill.flows.running.stage_server import find_driver
-from gristmill.mixtures.schema.engine import BeamEngine
 
 
 @dataclass
@@ -34,11 +34,14 @@ class Drivers:
             self.running.discard(number)
             self.ended.set()
 
-        return Driver(
-            {"NUMBER": str(number)},
-            is_running=lambda: number in self.running,
-            cancel=self.cancelled.append,
-            close=close,
+        return cast(
+            Driver,
+            SimpleNamespace(
+                environment={"NUMBER": str(number)},
+                is_running=lambda: number in self.running,
+                cancel=self.cancelled.append,
+                close=close,
+            ),
         )
 
 
@@ -79,9 +82,3 @@ def fail() -> Driver:
 def test_stage_runs_without_a_driver_that_does_not_start() -> None:
     with SharedDriver(fail).used() as environment:
         assert environment == {}
-
-
-def test_only_engines_with_a_driver_here_share_one() -> None:
-    assert find_driver(BeamEngine()) is None
-    assert find_driver(BeamEngine(runner="dask", address="tcp://a:1")) is None
-    assert find_driver(BeamEngine(runner="spark", address="local[1]")) is not None

@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 import gristmill as gristmill_package
 from gristmill.dataprep.readers import sources
+from gristmill.dataprep.runners.connection import connect
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.dataprep.runners.futures import connect
 from gristmill.flows.running import missing_libraries
 from gristmill.flows.running.missing_libraries import EXTRA_OF, check_libraries
 from gristmill.flows.running.session import open_session
