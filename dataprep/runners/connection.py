@@ -113,6 +113,7 @@ def run_by_connection(
     Raises:
         WorkerError: the cluster does not answer, has no worker in time, or gave up.
         TimeoutError: the job exceeded its time limit.
+        ConnectionError: the process with the run's connection has ended.
         MissingEngineError: the engine is not on this machine.
     """
     import cloudpickle
@@ -126,12 +127,30 @@ def run_by_connection(
         wants_gpu(work),
         seconds,
     )
-    if VARIABLE not in os.environ:
+    shared = find_shared()
+    if shared is None:
         connect(engine).run(job)
         return
+    try:
+        shared.run(job)
+    except (EOFError, ConnectionError) as error:
+        # `run_on_cluster` tries again, by a connection of this process
+        raise ConnectionError(
+            f"the run's connection to {engine.runner} has ended"
+        ) from error
+
+
+def find_shared() -> Connection | None:
+    """Connection of the run; None if it has none, or if it has ended."""
+    if VARIABLE not in os.environ:
+        return None
     manager: Any = ConnectionManager(*shared_address())
-    manager.connect()
-    manager.connection().run(job)
+    try:
+        manager.connect()
+    except OSError:
+        return None
+    shared: Connection = manager.connection()
+    return shared
 
 
 def shared_address() -> tuple[str, bytes]:

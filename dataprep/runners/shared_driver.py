@@ -71,6 +71,11 @@ class Driver:
             code = self._process.wait()
             raise WorkerError(f"{engine.runner}: its driver ended with code {code}")
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
     def is_running(self) -> bool:
         """Test if it runs."""
         return self._process.poll() is None

@@ -10,7 +10,6 @@ import signal
 import stat
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -259,28 +258,31 @@ def test_stages_share_the_connection_of_a_run(
                 workers |= {row["pid"] for row in run_tasks("calm", TASKS, work, here)}
             assert os.getpid() not in workers
             assert len(workers) <= 3
-            reached = tmp_path / "reached"
-            waiting = threading.Thread(target=cancel_at, args=(reached, driver))
+            waiting = threading.Thread(target=cancel, args=(tmp_path, driver))
             waiting.start()
             with pytest.raises(Exception, match=r"(?i)cancel"):
-                run_tasks("job", TASKS[:1], partial(wait_long, reached), here)
+                run_tasks("job", TASKS[:1], partial(wait_for_cancel, tmp_path), here)
             waiting.join()
             assert driver.is_running()
             driver.close()
             assert not driver.is_running()
+            results = run_tasks("alone", TASKS, partial(square, tmp_path, None), here)
+            assert [row["n"] for row in results] == list(range(6))
     except MissingEngineError as error:
         pytest.skip(str(error))
 
 
-def wait_long(reached: Path, task: Task) -> Done:
-    reached.touch()
-    time.sleep(600)
+def wait_for_cancel(folder: Path, task: Task) -> Done:
+    """Wait until the job was cancelled: Dask does not end a running task."""
+    (folder / "reached").touch()
+    wait_for((folder / "cancelled").exists, "the cancellation")
     return Done()
 
 
-def cancel_at(reached: Path, driver: Driver) -> None:
-    wait_for(reached.exists, "the job")
+def cancel(folder: Path, driver: Driver) -> None:
+    wait_for((folder / "reached").exists, "the job")
     driver.cancel(os.getpid())
+    (folder / "cancelled").touch()
 
 
 def test_missing_spark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

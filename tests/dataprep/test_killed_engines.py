@@ -24,6 +24,7 @@ from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import futures, servers
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
+from gristmill.dataprep.runners.shared_driver import Driver
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.process_state import is_running
@@ -299,6 +300,25 @@ def test_job_without_a_head_of_ray_ends_and_is_done_on_another(
     with clusters("ray") as cluster:
         cluster.engine["worker_seconds"] = PATIENCE_SECONDS
         check(run_squares(cluster, tmp_path / "second"), tmp_path / "second")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["spark", "ray", "dask"])
+def test_job_completes_without_the_driver_of_its_run(
+    name: str,
+    clusters: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with clusters(name) as cluster:
+        cluster.engine["worker_seconds"] = PATIENCE_SECONDS
+        driver = Driver(BeamEngine(**cluster.engine))
+        for variable, value in driver.environment.items():
+            monkeypatch.setenv(variable, value)
+        check(do(cluster, tmp_path, lambda: driver.pid), tmp_path)
+        assert not driver.is_running()
+        driver.close()
 
 
 @pytest.mark.slow
