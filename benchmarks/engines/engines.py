@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.chain.our_chain import (
     LOCAL,
     OWN,
+    WORKERS,
     Models,
     make_models,
     write_chain,
@@ -117,7 +118,7 @@ def rows(
             shutil.rmtree(folder / name)
         for name, measured in sides.items():
             if name in previous:
-                yield exponent_row(name, *previous[name], corpus, measured)
+                yield from growth_rows(name, *previous[name], corpus, measured)
             previous[name] = corpus, measured
 
 
@@ -152,6 +153,12 @@ def engine_rows(
         f"{verdict}; {ours.seconds:.1f} s by the clock, local {peer.seconds:.1f} s",
         floor=1 / min(limits) if limits else None,
     )
+    yield row(
+        f"{title}: text per core-hour",
+        size * 3.6 / ours.cpu_seconds,
+        size * 3.6 / peer.cpu_seconds,
+        "GB",
+    )
     for part, seconds in sorted(ours.part_seconds.items(), key=lambda item: -item[1]):
         yield row(
             f"{title}: CPU of {part}",
@@ -181,19 +188,23 @@ def engine_rows(
         )
 
 
-def exponent_row(
+def growth_rows(
     name: str,
     corpus: Corpus,
     measured: Measured,
     larger_corpus: Corpus,
     larger: Measured,
-) -> Row:
-    """Return the exponent of processor time by size between two corpora."""
+) -> Iterator[Row]:
+    """Return the exponent of processor time by size between two corpora, and the time
+    of an empty corpus and of a core per GB by a line through both.
+    """
+    small, large = corpus.text_bytes / MEGA, larger_corpus.text_bytes / MEGA
+    title = f"{name}, {small:.0f} to {large:.0f} MB"
     exponent = math.log(
         larger.usage.cpu_seconds / measured.usage.cpu_seconds
-    ) / math.log(larger_corpus.text_bytes / corpus.text_bytes)
-    title = (
-        f"{name}, {corpus.text_bytes / MEGA:.0f} to "
-        f"{larger_corpus.text_bytes / MEGA:.0f} MB: exponent"
-    )
-    return row(title, exponent, None, "of CPU by size")
+    ) / math.log(large / small)
+    yield row(f"{title}: exponent", exponent, None, "of CPU by size")
+    slope = (larger.usage.seconds - measured.usage.seconds) / (large - small)
+    start = measured.usage.seconds - slope * small
+    yield row(f"{title}: start", start, None, "s")
+    yield row(f"{title}: core", slope * WORKERS * 1000, None, "s per GB")

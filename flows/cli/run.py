@@ -191,6 +191,14 @@ def plan(
             min=1.0,
         ),
     ] = 30.0,
+    engines: Annotated[
+        bool,
+        Option(
+            "--engines",
+            help="Compare clusters with this machine: the size of text and the number "
+            "of cores from which one takes less time.",
+        ),
+    ] = False,
     gpus: Annotated[
         int | None,
         Option(metavar="N", help="Plan the pre-training for N GPUs.", min=1),
@@ -226,7 +234,7 @@ def plan(
     ] = None,
 ) -> None:
     """Show what a run would do, and why, without running it; or plan its pre-training
-    on GPUs.
+    on GPUs, or its engine.
     """
     if gpus is None:
         refuse_without(
@@ -237,6 +245,12 @@ def plan(
     if not predict:
         refuse_without(context, "--predict", ("sample_mb", "sample_seconds"))
     session = open_or_exit(manifest, set_, store, allow_code=allow_code)
+    if engines:
+        from gristmill.flows.planning.plan_engines import plan_engines, print_engines
+
+        engine_plans = plan_engines(session.manifest.engine.workers)
+        print_json(engine_plans) if as_json else print_engines(engine_plans)
+        raise Exit
     if gpus is not None:
         from gristmill.flows.planning.plan_gpus import (
             GpuChoice,
