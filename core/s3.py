@@ -36,6 +36,9 @@ class S3Files(BucketFiles, S3FileSystem):  # type: ignore[misc]
         options: of s3fs.
     """
 
+    # one listing; that of BucketFiles is preceded by a HEAD
+    _isdir = S3FileSystem._isdir
+
     def __init__(self, **options: Any) -> None:
         session = get_session()
         session.register("needs-retry.s3", ask_again)

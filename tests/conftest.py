@@ -289,6 +289,8 @@ def outage(
     `outage.url`, for half a minute.
     """
     monkeypatch.setattr(object_stores, "FIRST_PAUSE_SECONDS", 0.001)
+    # another test's network may have had the same port
+    monkeypatch.setattr(object_stores._RetryState, "given_up", {})
     with (
         serving(Outage(store_server)) as network,
         store_clients(store_server, network.address),

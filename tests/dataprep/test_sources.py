@@ -309,6 +309,7 @@ def test_sources_in_s3_are_listed_with_the_retries_of_this_package(
         raise FileNotFoundError
 
     for kind in (s3.S3Files, s3.S3FileSystem):
+        kind.clear_instance_cache()
         monkeypatch.setattr(kind, "info", record)
     fsspec.register_implementation("s3", s3.S3FileSystem, clobber=True)
     files._use_store.cache_clear()

@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.mixture import Waste, packing, packing_table, waste_of
-from gristmill.flows.report.terminal_summary import print_packing
 from gristmill.tokenize.packing.packing import PackingCost
 from tests.flows.rendered import facts_of, html_of
 
@@ -38,7 +38,7 @@ def test_shares_are_of_documents_of_tokens_and_of_rows(facts: Facts) -> None:
 
 def test_packing_table_fits_a_narrow_terminal(facts: Facts) -> None:
     console = Console(file=io.StringIO(), width=64)
-    print_packing(facts, console)
+    print_table(console, packing_table(facts), "Packing")
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [line.split()[0] for line in lines if line] == [
         "Packing",

@@ -114,7 +114,7 @@ WRONG_MANIFESTS = {
     "good.yaml --store memory://x": "would be in the memory of this process alone",
     "digits.yaml": "digits.yaml:2: (syntax): not valid YAML: a number of 5000 "
     "digits; at most 100 are allowed",
-    "good.yaml --store a-file": "a-file is a file; name a folder",
+    "good.yaml --store a-file": "a-file: it is a file; name a folder",
     "good.yaml --store nosuch://x": "the store nosuch://x: Unsupported filesystem: "
     "'nosuch'; give a folder",
     "good.yaml --set sources.a.path=nosuch://x": "nosuch://x cannot be listed: "
@@ -193,11 +193,11 @@ ANSWERS = {
     "compare last last": "has no runs yet; start one with: gristmill run MANIFEST",
     "compare ../.. last": "has no runs yet",
     "compare last": "Missing argument 'RUN'",
-    "compare a b --store a-file": "a-file is a file; name a folder",
-    "runs --store a-file": "a-file is a file; name a folder",
+    "compare a b --store a-file": "a-file: it is a file; name a folder",
+    "runs --store a-file": "a-file: it is a file; name a folder",
     "runs --store nosuch://x": "Unsupported filesystem",
     "runs more": "unexpected extra argument",
-    "gc --store a-file": "a-file is a file; name a folder",
+    "gc --store a-file": "a-file: it is a file; name a folder",
     "gc --store nosuch://x": "Unsupported filesystem",
     "gc --keep-runs 0": "greater than or equal to 1",
     "gc --keep-runs x": "valid integer",
