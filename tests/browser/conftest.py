@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +45,57 @@ pretrain:
 WORDS = "the of and to in that have with be a river mountain window garden letter machine teacher evening".split()
 
 
-@dataclass(frozen=True)
 class Site:
-    """A running `gristmill up`."""
+    """A running `gristmill up`, in a folder with a manifest.
 
-    address: str
-    manifest: Path
-    store: Path
-    pid: int
-    home: Path
+    Args:
+        folder: of the manifest, the store and Prefect's home.
+        database: an empty one of Prefect.
+    """
+
+    def __init__(self, folder: Path, database: Path) -> None:
+        self._port = free_ports()
+        self.address = f"http://127.0.0.1:{self._port}"
+        self.manifest = write_project(folder)
+        self.store = folder / "store"
+        self.home = Path(prefect_home(folder / "prefect", database))
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until its deployments are there."""
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "PREFECT_API_URL"
+        }
+        command = [sys.executable, "-m", "gristmill.flows.cli.main", "up"]
+        self._up = subprocess.Popen(
+            [*command, "--port", str(self._port), "--limit", "2"],
+            env={
+                **environment,
+                "PREFECT_HOME": str(self.home),
+                "GRISTMILL_STORE": str(self.store),
+            },
+            cwd=self.manifest.parent,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        wait_for(lambda: len(self.call("/deployments/filter", {})) == 4, "serving")
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._up.pid
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        return self._up.wait(timeout=DEADLINE_SECONDS)
+
+    def close(self) -> None:
+        """End it."""
+        self._up.send_signal(signal.SIGTERM)
+        self.wait()
 
     @property
     def password(self) -> str:
@@ -208,53 +249,8 @@ def site(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Site:
     return open_here.enter_context(
-        running_site(tmp_path_factory.mktemp("site"), prefect_database)
+        closing(Site(tmp_path_factory.mktemp("site"), prefect_database))
     )
-
-
-@contextmanager
-def running_site(folder: Path, database: Path) -> Iterator[Site]:
-    manifest = write_project(folder)
-    port = free_ports()
-    environment = {
-        name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"
-    }
-    up = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "gristmill.flows.cli.main",
-            "up",
-            "--port",
-            str(port),
-            "--limit",
-            "2",
-        ],
-        env={
-            **environment,
-            "PREFECT_HOME": prefect_home(folder / "prefect", database),
-            "GRISTMILL_STORE": str(folder / "store"),
-        },
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    started_site = Site(
-        f"http://127.0.0.1:{port}",
-        manifest,
-        folder / "store",
-        up.pid,
-        folder / "prefect",
-    )
-    try:
-        wait_for(
-            lambda: len(started_site.call("/deployments/filter", {})) == 4, "serving"
-        )
-        yield started_site
-    finally:
-        up.send_signal(signal.SIGTERM)
-        up.wait(timeout=DEADLINE_SECONDS)
 
 
 @pytest.fixture(scope="session")
