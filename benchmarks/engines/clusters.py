@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from gristmill.dataprep.runners import connection
+from gristmill.dataprep.runners import connections
 from gristmill.dataprep.runners.errors import MissingEngineError
 from gristmill.dataprep.runners.portable import program
 from gristmill.dataprep.runners.servers import ENDING, free_port
@@ -149,7 +149,7 @@ def running(name: str, folder: Path) -> Iterator[Cluster]:
         yield cluster
     finally:
         # Ray aborts a process that stays connected to a cluster that has ended
-        connection.close()
+        connections.close()
         for process in reversed(cluster.processes):
             process.terminate()
         for process in cluster.processes:

@@ -8,7 +8,7 @@ task, or per several of many tasks, distributes them over its cluster, and group
 tasks' outputs by their numbers (`shuffle.py`).
 
 Ray, Dask and Spark run the same functions through their own interfaces
-(`connection.py`).
+(`connections.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,8 @@ from typing import Any
 
 from gristmill.core.processes import wait_until, without_collection
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners.connection import (
-    RUNNERS,
-    GroupWork,
-    Receive,
-    run_by_connection,
-)
+from gristmill.dataprep.runners.connection import GroupWork, Receive
+from gristmill.dataprep.runners.connections import RUNNERS, run_by_connection
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element, Pool, Work
 from gristmill.dataprep.runners.servers import answers

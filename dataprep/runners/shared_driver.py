@@ -1,5 +1,5 @@
 """Process with the connection to a cluster that the stages of a run share
-(`connection.py`).
+(`connections.py`).
 
 A stage is a process of its own. With a connection of its own, too, each would start
 Java for Spark here, and new workers on the cluster. Stages send their jobs through a
@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from gristmill.core.processes import end_after_parent
-from gristmill.dataprep.runners.connection import (
+from gristmill.dataprep.runners.connections import (
     VARIABLE,
     ConnectionManager,
     connect,

@@ -37,7 +37,7 @@ from gristmill.core.processes import (
     end_with_parent,
     without_collection,
 )
-from gristmill.dataprep.runners.connection import RUNNERS
+from gristmill.dataprep.runners.connections import RUNNERS
 from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver
 from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
 from gristmill.mixtures.schema.sources import INGEST

@@ -25,7 +25,7 @@ from benchmarks.engines.clusters import (
 )
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners import cluster_retry, connection, portable, spark
+from gristmill.dataprep.runners import cluster_retry, connections, portable, spark
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.portable import flink_options
 from gristmill.dataprep.runners.runner import wait_no_longer
@@ -236,7 +236,7 @@ def test_spark_connections_do_not_share_environment_variables(
     except MissingEngineError as error:
         pytest.skip(str(error))
     finally:
-        connection.close()
+        connections.close()
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_missing_spark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unreachable_spark_master_is_named() -> None:
     with pytest.raises(WorkerError, match=r"spark://127.0.0.1:9 \(.*refused.*\)"):
-        connection.connect(BeamEngine(runner="spark", address="spark://127.0.0.1:9"))
+        connections.connect(BeamEngine(runner="spark", address="spark://127.0.0.1:9"))
 
 
 def test_spark_master_without_a_port_is_rejected() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.runners import connection, futures
+from gristmill.dataprep.runners import connections, futures
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element
 from gristmill.dataprep.runners.runner import run_there
@@ -91,11 +91,11 @@ def test_every_key_receives_the_batches_of_all_senders(
 ) -> None:
     monkeypatch.setattr(futures, "MOST_PARTS", most_parts)
     cluster = LocalCluster()
-    monkeypatch.setattr(connection, "connect", lambda engine: cluster)
+    monkeypatch.setattr(connections, "connect", lambda engine: cluster)
     groups: list[list[Element]] = [[("a", {}), ("b", {})], [("c", {})], [("d", {})]]
     RECEIVED.clear()
     engine = BeamEngine(runner="dask", address="tcp://127.0.0.1:1")
-    connection.run_by_connection(
+    connections.run_by_connection(
         engine, partial(send_batches, seed), groups, receive, None
     )
     sent: Received = {}
@@ -113,7 +113,7 @@ def test_job_that_reads_with_a_model_on_a_gpu_wants_one(
 ) -> None:
     model = ReadingModel.model_validate({"path": str(tmp_path), "device": device})
     work = partial(send_batches, {"settings": [model]})
-    assert connection.wants_gpu(work) is gpu
+    assert connections.wants_gpu(work) is gpu
 
 
 def fail_on_two(task: Task) -> Done:
@@ -139,7 +139,7 @@ def test_unreachable_head_is_named_with_the_setting(
 
 def test_malformed_address_of_ray_is_rejected() -> None:
     with pytest.raises(WorkerError, match=r"ray://HOST:PORT"):
-        connection.connect(BeamEngine(runner="ray", address="head"))
+        connections.connect(BeamEngine(runner="ray", address="head"))
 
 
 @pytest.fixture(scope="module")

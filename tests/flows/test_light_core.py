@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 import gristmill as gristmill_package
 from gristmill.dataprep.readers import sources
-from gristmill.dataprep.runners.connection import connect
+from gristmill.dataprep.runners.connections import connect
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.flows.running import missing_libraries
 from gristmill.flows.running.missing_libraries import EXTRA_OF, check_libraries
