@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     import uvicorn
 
 DATABASE_VARIABLE = "PREFECT_API_DATABASE_CONNECTION_URL"
+LEASES_VARIABLE = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
+"""Where the server keeps who has a slot of a concurrency limit. In its memory, a slot of
+a killed training would stay taken after a restart, and all later ones would wait.
+"""
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0
@@ -208,6 +212,7 @@ def up_and_serve(
             PAGES_VARIABLE: str(pages_folder()),
             SERVER_VARIABLE: password,
             ORIGINS_VARIABLE: f"http://127.0.0.1:{port},http://localhost:{port}",
+            LEASES_VARIABLE: "prefect.server.concurrency.lease_storage.filesystem",
         }
         if database is not None:
             environment[DATABASE_VARIABLE] = database
