@@ -37,10 +37,10 @@ class EngineCost(NamedTuple):
 
 
 MEASURED = {
-    "local": EngineCost(10.0, 160.0),
-    "ray": EngineCost(20.0, 180.0),
-    "dask": EngineCost(20.0, 180.0),
-    "spark": EngineCost(30.0, 190.0),
+    "local": EngineCost(9.3, 135.0),
+    "ray": EngineCost(18.1, 89.6),
+    "dask": EngineCost(14.0, 121.0),
+    "spark": EngineCost(22.5, 217.0),
 }
 """Engine -> its cost, from docs/bench-engines.md."""
 TIMES_CORES = (2, 4, 16)
