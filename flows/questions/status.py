@@ -200,7 +200,7 @@ def describe_job(progress: Progress, stage: str, now: float) -> str:
     job = "" if progress.get("job") == stage else progress.get("job", "")
     parts = [describe_progress({**progress, "job": job})]
     remaining = seconds_left(progress)
-    if remaining is not None:
+    if remaining:  # nothing is left at the end
         # Relative to now: a stage without recent progress is not almost done.
         remaining = max(0.0, remaining - (now - progress["at"]))
         parts.append(f"about {duration(remaining)} left")

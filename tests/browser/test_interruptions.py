@@ -180,10 +180,10 @@ def test_a_server_that_stands_still_holds_nothing_up_and_hears_of_the_run_again(
 
     def reported() -> bool:
         description = site.artifacts(training.id).get(
-            "pretrain-progress", {"description": "0 of"}
+            "pretrain-progress", {"description": "0/"}
         )["description"]
         return (
-            int(re.findall(r"([\d,]+) of", description)[0].replace(",", "")) > last_step
+            int(re.findall(r"([\d,]+)/", description)[0].replace(",", "")) > last_step
         )
 
     wait_for(reported, "news of the training")
