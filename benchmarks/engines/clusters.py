@@ -10,15 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
+from gristmill.core import processes
 from gristmill.dataprep.runners import connections
 from gristmill.dataprep.runners.errors import MissingEngineError
 from gristmill.dataprep.runners.portable import program
@@ -431,14 +430,11 @@ def answers(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def wait_until(condition: Callable[[], Any]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """Wait until a condition holds.
 
     Raises:
         TimeoutError: it does not hold within PATIENCE_SECONDS.
     """
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("a server of the cluster did not answer")
-        time.sleep(0.05)
+    if not processes.wait_until(condition, PATIENCE_SECONDS, 0.05):
+        raise TimeoutError("a server of the cluster did not answer")

@@ -20,8 +20,6 @@ from gristmill.dataprep.runners.ship_files import arguments_of, carry
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
 from gristmill.mixtures.schema.engine import BeamEngine
 
-RUNNERS = ("dask", "ray", "spark")
-"""Engines with a connection."""
 VARIABLE = "GRISTMILL_CLUSTER"
 """Environment variable of a stage's process with the socket of the run's connection,
 and its key.

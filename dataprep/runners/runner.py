@@ -23,12 +23,12 @@ from typing import Any
 from gristmill.core.processes import wait_until, without_collection
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.connection import GroupWork, Receive
-from gristmill.dataprep.runners.connections import RUNNERS, run_by_connection
+from gristmill.dataprep.runners.connections import run_by_connection
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element, Pool, Work
 from gristmill.dataprep.runners.servers import answers
 from gristmill.dataprep.runners.ship_files import carry_step
-from gristmill.mixtures.schema.engine import EngineOptions
+from gristmill.mixtures.schema.engine import CONNECTED, EngineOptions
 
 TRACEBACK_LOGGERS = (
     "apache_beam.runners.common",
@@ -100,7 +100,7 @@ def run_there(
     """
     engine = context.beam
     runner = engine.runner
-    if runner in RUNNERS:
+    if runner in CONNECTED:
         run_by_connection(engine, work, groups, receive, seconds)
         return
     beam = import_beam()

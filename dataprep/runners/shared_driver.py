@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from gristmill.core.processes import end_after_parent
@@ -175,7 +174,7 @@ class SharedDriver:
 def main(settings: str) -> None:
     """Serve the connection until the run ends."""
     end_after_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, exit_on_signal)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     engine = BeamEngine.model_validate_json(settings)
     ConnectionManager.register(
         "connection", partial(connect, engine), exposed=("run", "cancel_jobs")
@@ -190,11 +189,6 @@ def connect_early(engine: BeamEngine) -> None:
     """Connect before the first job; if it fails, the stage's attempt reports it."""
     with suppress(WorkerError):
         connect(engine)
-
-
-def exit_on_signal(number: int, frame: FrameType | None) -> None:
-    """Exit, after closing the connection."""
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -37,12 +37,12 @@ from gristmill.core.processes import (
     end_with_parent,
     without_collection,
 )
-from gristmill.dataprep.runners.connections import RUNNERS
-from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver
 from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
+from gristmill.mixtures.schema.engine import CONNECTED
 from gristmill.mixtures.schema.sources import INGEST
 
 if TYPE_CHECKING:
+    from gristmill.dataprep.runners.shared_driver import SharedDriver
     from gristmill.flows.stages.plan import Plan
     from gristmill.mixtures.schema.engine import Engine
 
@@ -66,7 +66,7 @@ COMPRESSION = 4
 """Estimated bytes of text per byte of a file with another suffix."""
 LARGE_BYTES = 64_000_000
 """Text from which on stages have jobs for pipelines (`dataprep.runners.tasks`)."""
-FORKED_RUNNERS = ("local", *RUNNERS)
+FORKED_RUNNERS = ("local", *CONNECTED)
 """Engines whose stages start as forks."""
 FEWEST = 2
 """Minimum number of stages that justify the process."""
@@ -154,7 +154,9 @@ def stage_server(
         yield None
         return
     server = _early.pop() if _early else _start()
-    if engine.runner in RUNNERS:
+    if engine.runner in CONNECTED:
+        from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver
+
         server.driver = SharedDriver(partial(Driver, engine))
         server.driver.start_soon()
     try:

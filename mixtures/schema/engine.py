@@ -35,6 +35,8 @@ ADDRESSES = {
 """Remote engines, with an example of each one's address."""
 ENGINES = ("local", *ADDRESSES, "dataflow")
 """Values of `runner`, besides the names of Beam's own runners."""
+CONNECTED = ("dask", "ray", "spark")
+"""Engines whose own Python interface runs jobs, by a connection."""
 FOUND_OTHERWISE = {"dask": "scheduler_file", "flink": "job_endpoint"}
 """Option that may replace the address."""
 RAY_TASK_OPTIONS = (
