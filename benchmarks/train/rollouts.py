@@ -26,11 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from benchmarks.measuring import Row, fastest, row
 from benchmarks.train.tuning import PAD, TURNS, VOCAB, left_padded, peer, write_start
 from gristmill.train.distributed.fsdp import sharded_model
-from gristmill.train.distributed.process_groups import single_process
+from gristmill.train.distributed.process_groups import World, single_process
 from gristmill.train.generation.sampling import Sampling, random_numbers, sampled_ids
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
@@ -60,13 +62,7 @@ def rows() -> Iterator[Row]:
     yield from sampling_rows()
     with tempfile.TemporaryDirectory() as temporary, single_process() as world:
         folder = Path(temporary)
-        shape = write_start(folder)
-        sampler = Sampler(
-            sharded_model(shape, stored(folder), world, torch.float32),
-            None,
-            Engine(shape, torch.float32, PROMPTS * GROUP, world.device),
-            world,
-        )
+        sampler = make_sampler(folder, world)
         model = peer(folder).eval() if find_spec("transformers") is not None else None
         note = f"{PROMPTS} prompts x {GROUP} answers of {NEW_TOKENS} tokens"
         # 1.28 and 1.20, 2026-11-28, 2 cores
@@ -159,6 +155,17 @@ def _row(
     return row(name, rates[0], rates[1], "tokens/s", note, floor=0.9)
 
 
+def make_sampler(folder: Path, world: World) -> Sampler:
+    """Return a sampler of the small model, which is written to a folder."""
+    shape = write_start(folder)
+    return Sampler(
+        sharded_model(shape, stored(folder), world, torch.float32),
+        None,
+        Engine(shape, torch.float32, PROMPTS * GROUP, world.device),
+        world,
+    )
+
+
 def prompts() -> list[list[int]]:
     """Draw prompts of mixed length."""
     generator = np.random.default_rng(0)
@@ -195,6 +202,12 @@ class Answering:
     same tokens as an answer.
     """
 
+    tokenizer = Tokenizer(BPE())
+
+    def plain(self, text: str) -> str:
+        """Return the text."""
+        return text
+
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Return no text, since none is read."""
         return ""
@@ -218,9 +231,6 @@ class Turns(Dialogue):
     def __init__(self) -> None:
         stand_in: Any = Answering()
         super().__init__(stand_in, stand_in, stand_in, TURNS_OF_ANSWER, TOOL_TOKENS)
-
-    def _cut(self, answer: str) -> str:
-        return answer
 
 
 def draw_turns(sampler: Sampler) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.train import sizes
+from benchmarks.train import rollouts, sizes
 from benchmarks.train.tuning import (
     EXAMPLES_PER_UPDATE,
     batch,
@@ -18,6 +18,7 @@ from benchmarks.train.tuning import (
     write_start,
 )
 from gristmill.mixtures.schema.model import Model
+from gristmill.train.distributed.process_groups import single_process
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, score_tokens
@@ -52,6 +53,17 @@ def test_model_of_a_folder_is_measured_beside_its_class(tmp_path: Path) -> None:
         assert row.ours is not None
         assert row.peer is not None
         assert min(row.ours, row.peer) > 0
+
+
+def test_answers_of_several_turns_have_the_tokens_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "PROMPTS", 1)
+    monkeypatch.setattr(rollouts, "GROUP", 2)
+    with single_process() as world:
+        sampler = rollouts.make_sampler(tmp_path, world)
+        assert rollouts.draw_turns(sampler) == 2 * rollouts.NEW_TOKENS
+        assert rollouts.draw(sampler) == 2 * rollouts.NEW_TOKENS
 
 
 @pytest.mark.parametrize(
