@@ -30,7 +30,6 @@ HEAVY = {
     "prefect",
     "numba",
     "pyarrow",
-    "matplotlib",
     "pydantic",
     "numpy",
 }
@@ -190,7 +189,7 @@ def test_a_manifest_is_opened_without_what_only_stages_need(tmp_path: Path) -> N
         "assert list(session.plan) == ['ingest', 'filter', 'dedup', 'langid', "
         "'tokenizer', 'tokenize', 'mix']"
     )
-    assert loaded & {"torch", "apache_beam", "prefect", "numba", "matplotlib"} == set()
+    assert loaded & {"torch", "apache_beam", "prefect", "numba"} == set()
 
 
 def test_the_package_loads_nothing_that_is_not_asked_for() -> None:

@@ -2,7 +2,7 @@
 imported everything.
 
 All processes of a run start this way (benchmarks/chaos/warm.py). They behave as
-separate programs do, but save the seconds of importing Beam, torch or matplotlib.
+separate programs do, but save the seconds of importing Beam, torch or pandas.
 """
 
 from __future__ import annotations

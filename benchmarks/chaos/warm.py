@@ -63,9 +63,6 @@ IMPORTED = (
     "pyarrow.dataset",
     "scipy.sparse",
     "scipy.stats",
-    "matplotlib.pyplot",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_svg",
 )
 """Modules that the server imports besides the stages, if they are installed."""
 PARENT = "GRISTMILL_PARENT"

@@ -29,7 +29,7 @@ CONTENT_VERSION = 2
 """Raised when the same interpreter and packages yield other documents."""
 PACKAGES = (
     "apache-beam awkward cloudpickle datasketch duckdb fastwarc fsspec ftfy gigatoken httpx "
-    "idna jinja2 jsonschema lxml-html-clean matplotlib numba numpy orjson psutil pyarrow "
+    "idna jinja2 jsonschema lxml-html-clean numba numpy orjson psutil pyarrow "
     "pydantic pyyaml resiliparse rich safetensors scipy tld tokenizers trafilatura typer "
     "typing-extensions universal-pathlib zstandard"
 ).split()

@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING
 
 from gristmill.flows.pages.column_glossary import MEANINGS
 from gristmill.flows.pages.page_elements import Page
-from gristmill.flows.pages.pictures import ON_DARK
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
+SERIES = {
+    "#2563eb": "#60a5fa",
+    "#d97706": "#fbbf24",
+    "#059669": "#34d399",
+    "#dc2626": "#f87171",
+    "#7c3aed": "#a78bfa",
+    "#0891b2": "#22d3ee",
+    "#be185d": "#f472b6",
+    "#4d7c0f": "#a3e635",
+}
+"""Colours of the series of a picture -> the same on a dark page."""
 LIGHT = {
     "paper": "#ffffff",
     "ink": "#111827",
@@ -31,6 +41,7 @@ LIGHT = {
     "hit": "#fef08a",
     "good": "#15803d",
     "bad": "#b91c1c",
+    **{f"series-{number}": colour for number, colour in enumerate(SERIES)},
 }
 DARK = {
     "paper": "#111827",
@@ -46,7 +57,7 @@ DARK = {
     "hit": "#854d0e",
     "good": "#86efac",
     "bad": "#fca5a5",
-    **{f"series-{number}": colour for number, colour in enumerate(ON_DARK)},
+    **{f"series-{number}": colour for number, colour in enumerate(SERIES.values())},
 }
 """Variables of the style, in either mode."""
 STYLE = "/style.css"
@@ -125,6 +136,7 @@ def environment(folder: Path) -> Environment:
     templates.filters |= {
         "breakable": breakable,
         "kind": lambda part: type(part).__name__,
+        "colour": lambda name: f"var(--{name}, {LIGHT[name]})",
     }
     templates.globals["meanings"] = MEANINGS
     return templates

@@ -1,236 +1,214 @@
-"""Pictures of a run as SVG text, drawn with matplotlib, readable on white, on paper and
-on a dark page.
+"""Pictures of a run as SVG text, readable on white, on paper and on a dark page.
 
 Every colour is a variable of the page's style with the colour on white as its default:
 `var(--line, #e5e7eb)`. A page without these variables, such as Prefect's, shows the
-picture on white.
+picture on white. The template draws the marks, the axes around them and, beneath, the
+names of several series.
 """
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-P = ParamSpec("P")
-Series = Mapping[str, Sequence[tuple[float, float]]]
+from gristmill.flows.pages.page_html import TEMPLATES, environment
+
+Point = tuple[float, float]
+Series = Mapping[str, Sequence[Point]]
 """Name -> points (x, y)."""
+HEIGHT, ROW_HEIGHT, SQUARE_HEIGHT = 180, 30, 374
+"""Of a picture, of a row of bars, and of a picture as high as wide, in points."""
 MOST_LEVEL = 5
 """Names of steps that have room beside each other; more of them are written aslant."""
+MOST_MARKED = 12
+"""Points of a curve that are marked."""
 MOST_TICKS = 6
-COLOURS = (
-    "#2563eb",
-    "#d97706",
-    "#059669",
-    "#dc2626",
-    "#7c3aed",
-    "#0891b2",
-    "#be185d",
-    "#4d7c0f",
-)
-ON_DARK = (
-    "#60a5fa",
-    "#fbbf24",
-    "#34d399",
-    "#f87171",
-    "#a78bfa",
-    "#22d3ee",
-    "#f472b6",
-    "#a3e635",
-)
-"""The same colours where the page is dark."""
-PAPER, INK, LINE, EDGE = "#ffffff", "#111827", "#e5e7eb", "#9ca3af"
-VARIABLES = {
-    PAPER: "paper",
-    INK: "ink",
-    LINE: "line",
-    EDGE: "edge",
-    **{colour: f"series-{number}" for number, colour in enumerate(COLOURS)},
-}
-"""Colours of a picture -> the variables of a page that replace them."""
-WIDTH_INCHES, HEIGHT_INCHES = 5.2, 2.5
-"""Small, so that letters can still be read where a phone shrinks the picture to its
-width.
-"""
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "gristmill",
-    "font.family": "sans-serif",
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": LINE,
-    "axes.edgecolor": EDGE,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER,
-}
-"""Settings of matplotlib."""
-MOST_DRAWN = 64
-"""Pictures that are kept, some 20 kB each."""
-_drawn: dict[str, str] = {}
+MARGIN = 0.05
+"""Share of an axis beyond its values."""
+HALF_BAR, BIN_BAR = 0.31, 0.92
+"""Half the share of a row, and the share of a bin, that a bar fills."""
+CUT_SERIES = 3
+"""Series with the colour of a threshold."""
 
 
-def picture(draw: Callable[Concatenate[Any, P], None]) -> Callable[P, str]:
-    """A picture of what `draw` puts into axes, with the names of several series beneath
-    it, where no curve can run through them. Kept ones are returned for the same
-    arguments.
+class Tick(NamedTuple):
+    """A value of an axis, and its text."""
+
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A side of a picture: the values at its ends, and its ticks."""
+
+    low: float
+    high: float
+    ticks: Sequence[Tick] = ()
+    label: str = ""
+    has_lines: bool = True
+    is_aslant: bool = False
+
+    def place(self, value: float, begin: float, end: float) -> float:
+        """Place of a value on the line from `begin` to `end`."""
+        share = (value - self.low) / (self.high - self.low)
+        return round(begin + share * (end - begin), 1)
+
+
+class Mark(NamedTuple):
+    """A line through points, a bar between two corners, dots, or a text at a point."""
+
+    shape: Literal["line", "marked line", "bar", "dots", "text"]
+    points: Sequence[Point]
+    series: int = 0
+    text: str = ""
+
+
+def draw(
+    x: Axis,
+    y: Axis,
+    marks: Iterable[Mark],
+    names: Iterable[str] = (),
+    height: float = HEIGHT,
+) -> str:
+    """Marks between two axes, and the names of several series."""
+    template = environment(TEMPLATES).get_template("picture.svg.jinja")
+    return template.render(x=x, y=y, marks=marks, names=list(names), height=height)
+
+
+def number_axis(values: Iterable[float], label: str) -> Axis:
+    """Axis around values, with ticks at multiples of 1, 2 or 5 times a power of ten
+    (Heckbert, "Nice Numbers for Graph Labels", Graphics Gems, 1990).
     """
-
-    @wraps(draw)
-    def draw_or_find(*args: P.args, **kwargs: P.kwargs) -> str:
-        key = json.dumps(
-            [draw.__name__, args, kwargs], default=lambda numbers: numbers.tolist()
-        )
-        if key in _drawn:
-            return _drawn[key]
-        while len(_drawn) >= MOST_DRAWN:
-            _drawn.pop(next(iter(_drawn)))
-        import matplotlib as mpl
-        from cycler import cycler
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-
-        mpl.use("svg")
-        mpl.rcParams.update({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)})
-        figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes, *args, **kwargs)
-        _, names = axes.get_legend_handles_labels()
-        if len(names) > 1:
-            figure.legend(ncols=min(4, len(names)), loc="outside lower center")
-        buffer = io.StringIO()
-        # `savefig` draws each picture twice, once to know how large it is.
-        FigureCanvasSVG(figure).print_svg(
-            buffer, metadata={"Date": None, "Creator": None}
-        )
-        _, tag, svg = buffer.getvalue().partition("<svg")
-        for colour, variable in VARIABLES.items():
-            svg = svg.replace(colour, f"var(--{variable}, {colour})")
-        _drawn[key] = tag + svg
-        return _drawn[key]
-
-    return draw_or_find
+    numbers = list(values) or [0.0]
+    beyond = MARGIN * (max(numbers) - min(numbers)) or 0.5
+    low, high = min(numbers) - beyond, max(numbers) + beyond
+    least = (high - low) / MOST_TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least)
+    multiples = range(math.ceil(low / step), math.floor(high / step) + 1)
+    ticks = [Tick(step * number, f"{step * number:,.6g}") for number in multiples]
+    return Axis(low, high, ticks, label)
 
 
-@picture
-def curves(axes: Any, series: Series, x_label: str, y_label: str) -> None:
+def size_axis(values: Iterable[float], label: str) -> Axis:
+    """Axis from 0 beyond values."""
+    return replace(number_axis([0.0, *values], label), low=0.0)
+
+
+def curves(series: Series, x_label: str, y_label: str) -> str:
     """Lines over a common axis."""
-    for name, points in series.items():
-        marker = "o" if len(points) < 12 else ""
-        axes.plot(*zip(*points, strict=True), label=name, marker=marker)
-    axes.set(xlabel=x_label, ylabel=y_label)
+    marks = []
+    for number, points in enumerate(series.values()):
+        shape = "marked line" if len(points) < MOST_MARKED else "line"
+        finite = [point for point in points if math.isfinite(point[1])]
+        marks.append(Mark(shape, finite, number))
+    drawn = [point for mark in marks for point in mark.points]
+    x_axis = number_axis((x for x, _ in drawn), x_label)
+    return draw(x_axis, number_axis((y for _, y in drawn), y_label), marks, series)
 
 
-@picture
 def steps(
-    axes: Any,
-    series: Mapping[str, Sequence[float]],
-    names: Sequence[str],
-    y_label: str,
-) -> None:
+    series: Mapping[str, Sequence[float]], names: Sequence[str], y_label: str
+) -> str:
     """Shares that remain of each series from step to step: series -> one share (0 to 1)
     for each of `names`.
     """
-    for name, shares in series.items():
-        axes.plot(shares, label=name, marker="o")
-    is_aslant = len(names) > MOST_LEVEL
-    axes.set_xticks(
-        range(len(names)),
-        names,
-        rotation=30 if is_aslant else 0,
-        ha="right" if is_aslant else "center",
+    ticks = list(map(Tick, range(len(names)), names))
+    shares = [Tick(percent / 100, f"{percent}%") for percent in range(0, 101, 20)]
+    marks = [
+        Mark("marked line", list(enumerate(values)), number)
+        for number, values in enumerate(series.values())
+    ]
+    return draw(
+        Axis(-0.2, len(names) - 0.8, ticks, is_aslant=len(names) > MOST_LEVEL),
+        Axis(0.0, 1.03, shares, y_label),
+        marks,
+        series,
     )
-    axes.set(ylim=(0, 1.03), ylabel=y_label)
-    axes.yaxis.set_major_formatter("{x:.0%}")
 
 
-@picture
-def stacked_bars(
-    axes: Any, rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str
-) -> None:
+def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str) -> str:
     """Horizontal bars, one per row, cut into named parts; the first row is on top."""
-    axes.figure.set_figheight(0.42 * len(rows) + 1.0)
-    labels = [label for label, _ in rows]
-    begins = np.zeros(len(rows))
-    for name in dict.fromkeys(name for _, parts in rows for name in parts):
-        widths = np.array([parts.get(name, 0.0) for _, parts in rows])
-        axes.barh(labels, widths, left=begins, label=name, height=0.62)
-        begins = begins + widths
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set(xlabel=x_label)
+    names = list(dict.fromkeys(name for _, parts in rows for name in parts))
+    marks = []
+    for row, (_, parts) in enumerate(rows):
+        end = 0.0
+        for name, width in parts.items():
+            begin, end = end, end + width
+            corners = [(begin, row - HALF_BAR), (end, row + HALF_BAR)]
+            marks.append(Mark("bar", corners, names.index(name)))
+    labels = [Tick(row, label) for row, (label, _) in enumerate(rows)]
+    return draw(
+        size_axis((mark.points[1][0] for mark in marks), x_label),
+        Axis(len(rows) - 0.5, -0.5, labels, has_lines=False),
+        marks,
+        names,
+        ROW_HEIGHT * (len(rows) + 1),
+    )
 
 
-@picture
 def histogram(
-    axes: Any,
-    series: Mapping[str, Sequence[float]],
-    edges: Sequence[float],
-    x_label: str,
-) -> None:
+    series: Mapping[str, Sequence[float]], edges: Sequence[float], x_label: str
+) -> str:
     """Shares per bin as steps, one line per name; `edges` has one entry more than each
     series.
     """
-    for name, counts in series.items():
-        shares = np.array(counts) / (sum(counts) or 1)
-        axes.stairs(shares, edges, label=name, linewidth=1.6)
-    axes.set(xlabel=x_label, ylabel="share of documents")
+    marks = []
+    for number, counts in enumerate(series.values()):
+        shares = np.pad(np.array(counts) / (sum(counts) or 1), 1)
+        corners = np.stack([np.repeat(edges, 2), np.repeat(shares, 2)[1:-1]], axis=1)
+        marks.append(Mark("line", corners.tolist(), number))
+    shares_axis = size_axis(
+        (share for mark in marks for _, share in mark.points), "share of documents"
+    )
+    return draw(number_axis(edges, x_label), shares_axis, marks, series)
 
 
-@picture
 def binned_counts(
-    axes: Any,
     edges: Sequence[float],
     counts: Sequence[int],
     x_label: str,
     cut: float | None = None,
-) -> None:
+) -> str:
     """Bars of equal width for the values below the first edge, between edges, and from
     the last one on; a line marks a threshold, whose neighbourhood is always shown.
     """
-    filled = np.flatnonzero(counts)
-    low = float(min(filled, default=0))
-    high = float(max(filled, default=len(counts) - 1) + 1)
+    filled = np.flatnonzero(counts).tolist()
+    low, high = min(filled, default=0), max(filled, default=len(counts) - 1) + 1
+    marks = [
+        Mark("bar", [(place, 0), (place + BIN_BAR, counts[place])]) for place in filled
+    ]
+    documents = size_axis(counts, "documents")
     # Bin i + 1 begins at edge i.
-    places = np.arange(1, len(edges) + 1)
+    places = range(1, len(edges) + 1)
     if cut is not None:
-        place = np.interp(cut, edges, places, left=0.5, right=len(edges) + 0.5)
-        axes.axvline(place, color=COLOURS[3])
-        low, high = min(low, float(place) - 1), max(high, float(place) + 1)
-    axes.bar(range(len(counts)), counts, 0.92, align="edge")
-    ticks = places[(places >= low) & (places <= high)]
-    ticks = ticks[:: -(-len(ticks) // MOST_TICKS)]
-    axes.set_xticks(ticks, [f"{edges[tick - 1]:g}" for tick in ticks])
-    axes.set(xlim=(low, high), xlabel=x_label, ylabel="documents")
+        place = float(np.interp(cut, edges, places, left=0.5, right=len(edges) + 0.5))
+        low, high = min(low, place - 1), max(high, place + 1)
+        ends = [(place, 0.0), (place, documents.high)]
+        marks.append(Mark("line", ends, CUT_SERIES))
+    shown = [place for place in places if low <= place <= high]
+    shown = shown[:: -(-len(shown) // MOST_TICKS)]
+    ticks = [Tick(place, f"{edges[place - 1]:g}") for place in shown]
+    return draw(Axis(low, high, ticks, x_label), documents, marks)
 
 
-@picture
 def dot_map(
-    axes: Any,
     dots: Sequence[tuple[float, float, int]],
     labels: Sequence[tuple[float, float, str]],
-) -> None:
+) -> str:
     """Dots (x, y, number of their colour) in a square, and texts (x, y, text) over
     them.
     """
-    axes.figure.set_figheight(WIDTH_INCHES)
-    xs, ys, series = np.reshape(dots, (-1, 3)).T
-    colours = [COLOURS[int(number) % len(COLOURS)] for number in series]
-    axes.scatter(xs, ys, s=8, c=colours, alpha=0.6, linewidths=0)
-    for x, y, text in labels:
-        axes.text(x, y, text, weight="bold", ha="center", va="center")
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.set_axis_off()
+    places = np.reshape([dot[:2] for dot in dots], (-1, 2))
+    low, high = places.min(axis=0, initial=0), places.max(axis=0, initial=0)
+    reach = (0.5 + MARGIN) * float(max(high - low)) or 1.0
+    middles = ((low + high) / 2).tolist()
+    x_axis, y_axis = (Axis(middle - reach, middle + reach) for middle in middles)
+    marks = [Mark("dots", [(x, y)], series) for x, y, series in dots]
+    marks += [Mark("text", [(x, y)], text=text) for x, y, text in labels]
+    return draw(x_axis, y_axis, marks, height=SQUARE_HEIGHT)

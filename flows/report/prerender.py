@@ -1,14 +1,10 @@
-"""Drawing the report's pictures while later stages work, so that no run waits for them
-at its end.
+"""Reading what the report shows while later stages work, so that no run waits for it at
+its end.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from gristmill.flows.running.events import RunEvent, StageFinished, Subscriber
 from gristmill.flows.running.session import Session
@@ -19,18 +15,14 @@ DELAY_SECONDS = 0.2
 
 
 def prerenderer(session: Session) -> Subscriber:
-    """Subscriber to a run's events. Once all documents are judged, it draws their
+    """Subscriber to a run's events. Once all documents are judged, it renders their
     part of the report on a thread.
-
-    The libraries for it are imported while earlier stages work.
     """
     remaining = {
         name
         for name, node in session.plan.items()
         if (node.stage.step or name == INGEST) and session.committed(name) is None
     }
-    if remaining:
-        _start_later(partial(importlib.import_module, "gristmill.flows.report.report"))
 
     def prerender() -> None:
         from gristmill.flows.report.report import prerender_report
@@ -38,19 +30,11 @@ def prerenderer(session: Session) -> Subscriber:
         prerender_report(session)
 
     def note(event: RunEvent) -> None:
-        if not isinstance(event, StageFinished) or event.node.name not in remaining:
-            return
-        stage = event.node.name
-        remaining.remove(stage)
-        if not remaining:
-            _start_later(prerender)
-        elif stage != INGEST:
-            _start_later(partial(importlib.import_module, "matplotlib.figure"))
+        if isinstance(event, StageFinished) and event.node.name in remaining:
+            remaining.remove(event.node.name)
+            if not remaining:
+                timer = threading.Timer(DELAY_SECONDS, prerender)
+                timer.daemon = True
+                timer.start()
 
     return note
-
-
-def _start_later(work: Callable[[], Any]) -> None:
-    timer = threading.Timer(DELAY_SECONDS, work)
-    timer.daemon = True
-    timer.start()

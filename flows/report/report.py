@@ -57,8 +57,8 @@ _rendering = threading.Lock()
 
 
 def prerender_report(session: Session) -> None:
-    """Draw the pictures of the report ahead, which are kept for it; an error shows when
-    the report is written.
+    """Render the report ahead, whose facts are kept for it; an error shows when the
+    report is written.
     """
     with _rendering, suppress(Exception):
         render_report(session, None)

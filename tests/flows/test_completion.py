@@ -86,7 +86,6 @@ def test_completion_imports_no_heavy_library(tmp_path: Path) -> None:
                 "prefect",
                 "numba",
                 "pyarrow",
-                "matplotlib",
                 "numpy",
             }
             == set()

@@ -52,7 +52,6 @@ from gristmill.flows.pages.page_html import (
     table_script,
 )
 from gristmill.flows.pages.pictures import (
-    COLOURS,
     binned_counts,
     curves,
     histogram,
@@ -64,7 +63,7 @@ from gristmill.flows.pages.pictures import (
 def test_bins_are_labelled_by_their_edges_and_the_cut_is_a_line() -> None:
     svg = binned_counts([0, 10, 20], [0, 4, 2, 0], "words", 12)
     assert re.findall(">([^<]+)</text>", svg)[:4] == ["0", "10", "20", "words"]
-    assert f"var(--series-3, {COLOURS[3]})" in svg
+    assert f"var(--series-3, {LIGHT['series-3']})" in svg
     assert "series-3" not in binned_counts([0, 10], [3, 0, 0], "words")
     counts = [1, 4, 2]
     assert binned_counts([10, 20], counts, "words", 5) != (
@@ -72,8 +71,7 @@ def test_bins_are_labelled_by_their_edges_and_the_cut_is_a_line() -> None:
     )
 
 
-@pytest.mark.slow
-def test_legends_do_not_overlap_drawings() -> None:
+def test_legends_are_beneath_the_axes() -> None:
     two = {"a": [0.1, 0.5], "b": [0.9, 0.4]}
     for svg in (
         curves(
@@ -84,9 +82,48 @@ def test_legends_do_not_overlap_drawings() -> None:
         steps(two, ["p", "q"], "y"),
     ):
         root = ElementTree.fromstring(svg)
-        groups = {group.get("id"): group for group in root.iter() if group.get("id")}
-        assert "legend_1" in groups
-        assert "legend_1" not in {group.get("id") for group in groups["axes_1"].iter()}
+        groups = [group for group in root if group.tag.endswith("}g")]
+        axes, *legend = groups
+        assert ["".join(name.itertext()) for name in legend] == ["a", "b"]
+        rows = [float(mark.get("y", 0)) for name in legend for mark in name]
+        heights = [float(number) for number in re.findall(r"V([\d.]+)", svg)]
+        assert min(rows) > max(heights)
+        assert max(rows) < float(root.get("viewBox", "").split()[3])
+        assert not {"a", "b"} & set(axes.itertext())
+
+
+def points_of(svg: str) -> list[tuple[float, float]]:
+    """Points of the first line of a picture."""
+    (points, *_) = re.findall(r'<polyline points="([^"]+)"', svg)
+    return [tuple(map(float, point.split(","))) for point in points.split()]
+
+
+def test_places_follow_the_ticks() -> None:
+    """A point whose values are ticks lies on the lines of both."""
+    svg = curves({"a": [(0, 2.0), (100, 4.0)]}, "x", "y")
+    first, last = points_of(svg)
+    across = list(map(float, re.findall(r'd="M([\d.]+) 6V[\d.]+" stroke', svg)))
+    up = list(map(float, re.findall(r'd="M[\d.]+ ([\d.]+)H', svg)))
+    labels = " ".join(re.findall(">([^<]+)</text>", svg))
+    assert labels == "0 20 40 60 80 100 x 2 2.5 3 3.5 4 y"
+    assert (first[0], last[0]) == (across[0], across[-1])
+    assert (first[1], last[1]) == (up[0], up[-1])
+
+
+def test_lines_leave_out_values_that_are_not_finite() -> None:
+    svg = curves({"a": [(0, 1.0), (1, float("nan")), (2, 3.0)]}, "x", "y")
+    assert len(points_of(svg)) == 2
+    assert "<svg" in curves({"a": []}, "x", "y")
+
+
+def test_bars_are_as_long_as_their_shares() -> None:
+    svg = stacked_bars([("one", {"a": 1.0, "b": 3.0}), ("two", {"b": 4.0})], "x")
+    bars = re.findall(r'd="M([\d.]+) [\d.]+H([\d.]+)V[^"]+" fill="var\(--([\w-]+)', svg)
+    ends = [(float(begin), float(end), series) for begin, end, series in bars]
+    (zero, quarter, first), (begin, end, second), (other_zero, other_end, third) = ends
+    assert [first, second, third] == ["series-0", "series-1", "series-1"]
+    assert (begin, other_zero, other_end) == (quarter, zero, end)
+    assert quarter - zero == pytest.approx((end - zero) / 4, abs=0.1)
 
 
 def test_every_drawing_has_dark_mode_colours() -> None:

@@ -10,11 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gristmill.core.store import StageFolder
-from gristmill.flows.pages import pictures
 from gristmill.flows.pages.page_elements import Page
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.questions.threshold_samples import Cut
@@ -159,27 +157,6 @@ def test_documents_near_cuts_are_read_again_only_for_new_document_commits(
     assert cuts_after(ingest="1", filter="1") == [1]
     assert cuts_after(ingest="1", filter="1", mix="1") == [1]
     assert cuts_after(ingest="1", filter="2", mix="1") == [2]
-
-
-def test_equal_pictures_are_drawn_once_and_the_cache_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pictures, "_drawn", {})
-    figures: list[int] = []
-
-    @pictures.picture
-    def drawn(axes: Any, number: int) -> None:
-        figures.append(number)
-        axes.set_xlabel(f"picture {number}")
-
-    first, second, *others = (drawn(number) for number in (1, 2, 1, np.int64(1)))
-    assert ("picture 1" in first, "picture 2" in second) == (True, True)
-    assert others == [first, first]
-    assert figures == [1, 2]
-    for number in range(3, pictures.MOST_DRAWN + 2):
-        drawn(number)
-    assert len(pictures._drawn) == pictures.MOST_DRAWN
-    assert (drawn(1), figures[-1]) == (first, 1)
 
 
 def test_report_is_prerendered_once_all_documents_are_judged(

@@ -11,7 +11,7 @@ import sys, importlib
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"apache_beam", "prefect", "transformers", "matplotlib"} or name == "gristmill.flows":
+        if name.split(".")[0] in {"apache_beam", "prefect", "transformers"} or name == "gristmill.flows":
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Absent())
