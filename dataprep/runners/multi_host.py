@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from gristmill.core import heartbeats
@@ -40,6 +40,8 @@ from gristmill.dataprep.runners.pool import Element, Mode, Payload, Work
 
 OFFERS = "offers"
 """Folder of a stage's `work/` with the offers and the claims of each."""
+HOSTS = "hosts"
+"""Folder of heartbeats beside the offers."""
 LOOK_SECONDS, STORE_LOOK_SECONDS = 0.5, 10.0
 """Intervals between checks for other hosts' files: in a folder, in an object store."""
 log = logging.getLogger("gristmill.sharing")
@@ -118,7 +120,7 @@ def taking_part(folder: Path) -> Iterator[str]:
         folder: the stage's `work/`.
     """
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-    file = _beat_file(folder / OFFERS, name)
+    file = folder / OFFERS / HOSTS / beat_name(name)
 
     def beat() -> None:
         try:
@@ -152,10 +154,11 @@ def take_share(
     pause = LOOK_SECONDS if is_local(records) else STORE_LOOK_SECONDS
     share_start = zlib.crc32(host.encode()) / (1 << 32)
     done: set[str] = set()
+    hosts = as_path(offer.file).parent / HOSTS
 
-    def is_dead(host: str) -> bool:
-        file = _beat_file(as_path(offer.file).parent, host)
-        return not file.exists() or watch.is_stale(file)
+    @cache
+    def owner_of(claim: str) -> str:
+        return (claims / claim).read_text()
 
     while not failure_path(records).exists():
         done |= {name.removesuffix(".json") for name in file_names(records)}
@@ -165,11 +168,22 @@ def take_share(
         # tasks look free.
         if not missing or not as_path(offer.file).exists():
             return
+        owners = {
+            name: owner_of(f"{name}.claim-{claimed[name]}")
+            for name, _ in missing
+            if name in claimed
+        }
+        # Listed after the claims: a host has a heartbeat before it claims a task.
+        beats = file_names(hosts) if owners else set()
+        dead_hosts = {
+            owner
+            for owner in set(owners.values())
+            if beat_name(owner) not in beats or watch.is_stale(hosts / beat_name(owner))
+        }
         free = [
-            element
-            for element in missing
-            if (number := claimed.get(element[0])) is None
-            or is_dead((claims / f"{element[0]}.claim-{number}").read_text())
+            (name, payload)
+            for name, payload in missing
+            if name not in owners or owners[name] in dead_hosts
         ]
         if free:
             begin = int(share_start * len(free))
@@ -205,5 +219,6 @@ def last_claims(claims: Path) -> dict[str, int]:
     return number_by_task
 
 
-def _beat_file(folder: Path, host: str) -> Path:
-    return folder / "hosts" / f"{host}.beat"
+def beat_name(host: str) -> str:
+    """File name of a host's heartbeat."""
+    return f"{host}.beat"
