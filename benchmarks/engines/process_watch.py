@@ -24,8 +24,11 @@ from gristmill.core.processes import descendants_cpu_seconds
 
 PARTS = {
     "Python workers": r"pyspark\.daemon|pyspark/daemon|gristmill-worker|runners\.worker"
-    r"|spark_daemon|dask_worker|ray::(gristmill|IDLE)|default_worker\.py|multiprocessing",
+    # the command of a raylet has that of its workers in it
+    r"|dask_worker|ray::(gristmill|IDLE)|^\S*python[\d.]* .*default_worker\.py"
+    r"|multiprocessing",
     "executors' Java": "CoarseGrainedExecutorBackend|TaskManagerRunner",
+    "driver's Python": r"runners\.shared_driver",
     "driver's Java": "SparkSubmit|--artifacts-dir",
     "the cluster itself": r"org\.apache\.(spark\.deploy|flink)|spark-class|dask_scheduler"
     "|raylet|gcs_server|/ray/|ray::",
