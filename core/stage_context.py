@@ -197,10 +197,13 @@ class Context:
     emit: Callable[[Event], None] = print_event
 
     def with_one_worker(self) -> Context:
-        """Return the same context with one Beam worker, for jobs that take less time
-        than the start of several.
+        """Return the same context with one worker, for jobs that take less time than
+        the start of several, or than their way to a cluster: they run in the stage's
+        process, one task after the other.
         """
-        return replace(self, beam=self.beam.model_copy(update={"workers": 1}))
+        is_local = self.beam.runner == "local"
+        one_worker = self.beam.model_copy(update={"workers": 1})
+        return replace(self, beam=one_worker if is_local else ONE_WORKER)
 
     def progress(self, done: float, total: float, unit: str, **extra: object) -> None:
         """Report the stage's progress (units: shards, steps, documents)."""

@@ -98,6 +98,7 @@ from gristmill.dataprep.runners.tasks import (
     ShardTask,
     Task,
     partition_tasks,
+    planning_context,
     run_names,
     run_tasks,
     shard_tasks,
@@ -233,7 +234,8 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
     links = run_names(partitions, (result["runs"] for result in verified))
     totals = add_counts(verified)
     num_partitions = count_star_partitions(totals["linked"])
-    labels, labelled = find_components(plan, links, num_partitions, context)
+    planning = planning_context(int(plan.numbering.starts[-1]), context)
+    labels, labelled = find_components(plan, links, num_partitions, planning)
     tasks = partition_tasks(count_member_partitions(labelled + totals["matched"]))
     gather_labelled = partial(
         gather_members,
@@ -243,7 +245,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         matches=checked,
         num_partitions=len(tasks),
     )
-    _, members = run_stream(MEMBERS, shards, gather_labelled, context, len(tasks))
+    _, members = run_stream(MEMBERS, shards, gather_labelled, planning, len(tasks))
     choose_survivors = partial(
         decide, plan=plan, keys=keys, members=members, num_ranges=len(tasks)
     )
@@ -251,7 +253,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         "decide",
         tasks,
         choose_survivors,
-        context,
+        planning,
         {DECISIONS: len(shards), TWINS: len(tasks)},
     )
     applied = run_tasks(
@@ -340,7 +342,7 @@ def make_plan(inputs: Inputs, section: Dedup, out: Path, context: Context) -> De
         num_partitions,
         context.work,
         out,
-        sends_sketches=must_send(context),
+        sends_sketches=must_send(context, len(numbering.shards) * num_partitions),
     )
 
 

@@ -8,10 +8,11 @@ pieces and any number of times. Rows are always in the order of the tasks and, w
 task, in the order of sending. There are two transports (`engine.shuffle` in the
 manifest) with the same results.
 
-- `files`, the default on one machine: each `Sent` becomes an Arrow file with a record
-  batch per partition, and a reader takes its batch from all files. Runners do not hold
-  the rows; the files are in the stage's work folder.
-- `engine`, the default on a cluster: the job is one linear chain (tasks, `GroupByKey`,
+- `files`, the default on one machine, and on a cluster for few parts in a folder that
+  its workers share: each `Sent` becomes an Arrow file with a record batch per
+  partition, and a reader takes its batch from all files. Runners do not hold the rows;
+  the files are in the stage's work folder.
+- `engine`, the default for all else on a cluster: the job is one linear chain (tasks, `GroupByKey`,
   reception), in which rows travel as Arrow batches of BATCH_BYTES under the number of
   name and partition. The receiver of a partition writes it as one file in the work
   folder, batch by batch in order of arrival, each with its place; the reader sorts
@@ -77,6 +78,11 @@ from gristmill.dataprep.shuffle_format import (
 FILES, ENGINE = "files", "engine"
 BATCH_BYTES = 4_000_000
 """Size of a batch of rows; a single larger row makes a larger batch."""
+FEW_PARTS = 4096
+"""Parts of a shuffle, tasks times partitions, that readers on a cluster open in a shared
+folder: seconds in all, if each takes a millisecond. Through the engine every row
+would pass its processes twice.
+"""
 MOST_MAPPED = 4096
 """Files that one task maps at a time; Linux limits a process with all its threads to
 65,530 maps (vm.max_map_count).
@@ -205,18 +211,23 @@ class Shuffled:
         )
 
 
-def form_of(context: Context) -> str:
-    """Transport of the rows: `files` or `engine`."""
-    return context.beam.shuffle or (FILES if context.beam.runner == "local" else ENGINE)
+def form_of(context: Context, num_parts: int) -> str:
+    """Transport of the rows, `files` or `engine`, of a shuffle with so many tasks times
+    partitions.
+    """
+    is_near = context.beam.runner == "local" or (
+        num_parts <= FEW_PARTS and is_local(context.work)
+    )
+    return context.beam.shuffle or (FILES if is_near else ENGINE)
 
 
-def must_send(context: Context) -> bool:
+def must_send(context: Context, num_parts: int) -> bool:
     """Test if a task must receive data of other tasks' files through a shuffle.
 
-    It must on a cluster and in a store, where every read of a file is a request. On the
-    disk of one machine it maps the files without a copy.
+    It must for many parts on a cluster, and in a store, where every read of a file is a
+    request. On a disk it maps the files without a copy.
     """
-    return form_of(context) == ENGINE or not is_local(context.work)
+    return form_of(context, num_parts) == ENGINE or not is_local(context.work)
 
 
 def run_shuffle(
@@ -242,7 +253,8 @@ def run_shuffle(
             or rows are lost.
         Exception: as in `tasks.run_tasks`.
     """
-    if form_of(context) == FILES:
+    num_parts = len(tasks) * sum(partitions.values())
+    if form_of(context, num_parts) == FILES:
         process = partial(send_to_files, sender, str(context.work), dict(partitions))
         results: list[Any] = run_tasks(job, tasks, process, context)
         runs_of_tasks = [result.pop(SENT) for result in results]

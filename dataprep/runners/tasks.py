@@ -69,6 +69,10 @@ repeats the imports.
 """
 FEW_TASKS = 8
 """Maximum number of tasks that workers share without a pipeline."""
+FEW_DOCUMENTS = 500_000
+"""Planning fewer documents takes less than a second, the time that a pipeline takes to
+start, and less than the way of the jobs to a cluster.
+"""
 
 
 Given = TypeVar("Given", bound=Mapping[str, object])
@@ -143,6 +147,13 @@ def partition_tasks(num_partitions: int) -> list[PartitionTask]:
     return [
         Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)
     ]
+
+
+def planning_context(documents: int, context: Context) -> Context:
+    """Context of jobs that read numbers, ids and sizes, no texts: few documents are
+    planned by one worker in the stage's process.
+    """
+    return context.with_one_worker() if documents < FEW_DOCUMENTS else context
 
 
 def run_name(task: Task, run: int) -> str:

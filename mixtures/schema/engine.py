@@ -335,9 +335,9 @@ class BeamEngine(Section):
     shuffle: ShuffleForm | None = None
     """Path of rows from the tasks of one job to those of the next: `files` in the
     stage's folder, with a part of each for every partition, or the runner's own shuffle
-    (`engine`), which leaves one file per partition. If absent, `files` with `local`,
-    `engine` with all others. With `local`, `engine` is only for trying it out: its rows
-    are kept in memory.
+    (`engine`), which leaves one file per partition. If absent, `files` with `local`, and
+    with all others for up to 4,096 parts in a shared folder; otherwise `engine`. With
+    `local`, `engine` is only for trying it out: its rows are kept in memory.
     """
     workers: Positive = 2
     """Parallel workers of the local runner; a cluster has its own."""
@@ -433,8 +433,8 @@ class Engine(TrainingEngine, BeamEngine):
     `s3://`, `gs://` or `az://`; a job there begins with one small task that checks this. Every engine gives
     the same bytes; docs/engines.md says how each is set up, and what was tested.
 
-    Rows pass from job to job through the engine's own shuffle, unless `shuffle` is
-    `files`.
+    Many rows pass from job to job through the engine's own shuffle (see `shuffle`). Up
+    to 500,000 documents are numbered, grouped and mixed in the stage's process.
 
     - `ray` needs `address: auto` on a machine of the cluster (also in `ray job submit`),
       `HOST:6379` there, or `ray://HOST:10001` elsewhere. Each task asks for the

@@ -153,7 +153,11 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.mark.parametrize("client", [False, True])
 def test_ray_shuffles(client: bool, ray_cluster: Cluster, tmp_path: Path) -> None:
     """From a machine of the cluster, and from elsewhere through Ray's client server."""
-    engine = {**ray_cluster.engine, "worker_seconds": PATIENCE_SECONDS}
+    engine = {
+        **ray_cluster.engine,
+        "worker_seconds": PATIENCE_SECONDS,
+        "shuffle": "engine",
+    }
     if client:
         engine["address"] = ray_cluster.client_address
     planned = tasks(4, 40)

@@ -36,7 +36,7 @@ from tests.dataprep.dask_processes import Cluster
 IN_MEMORY = {"direct_running_mode": "in_memory"}
 FORMS: dict[str, dict[str, Any]] = {
     "files": {"workers": 2},
-    "engine": {"runner": "FnApiRunner", "options": IN_MEMORY},
+    "engine": {"runner": "FnApiRunner", "options": IN_MEMORY, "shuffle": "engine"},
 }
 PARTITIONS = {"words": 5, "numbers": 2}
 for_both_forms = pytest.mark.parametrize("form", FORMS)
@@ -431,27 +431,31 @@ def test_local_runner_can_shuffle_like_an_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "form"),
+    ("fields", "few", "many", "in_a_store"),
     [
-        ({}, "files"),
-        ({"runner": "dask", "address": "tcp://host:8786"}, "engine"),
-        ({"runner": "FlinkRunner"}, "engine"),
-        ({"runner": "FlinkRunner", "shuffle": "files"}, "files"),
-        ({"shuffle": "engine"}, "engine"),
+        ({}, "files", "files", "files"),
+        ({"runner": "FlinkRunner"}, "files", "engine", "engine"),
+        ({"runner": "FlinkRunner", "shuffle": "files"}, "files", "files", "files"),
+        ({"shuffle": "engine"}, "engine", "engine", "engine"),
     ],
 )
-def test_form_of_the_shuffle_follows_from_the_runner(
-    tmp_path: Path, fields: dict[str, str], form: str
+def test_form_of_the_shuffle_follows_from_runner_parts_and_store(
+    tmp_path: Path, fields: dict[str, str], few: str, many: str, in_a_store: str
 ) -> None:
-    context = Context(tmp_path, beam=BeamEngine.model_validate(fields))
-    assert shuffle.form_of(context) == form
+    here, there = (
+        Context(folder, beam=BeamEngine.model_validate(fields))
+        for folder in (tmp_path, as_path("memory://shuffled"))
+    )
+    assert shuffle.form_of(here, shuffle.FEW_PARTS) == few
+    assert shuffle.form_of(here, shuffle.FEW_PARTS + 1) == many
+    assert shuffle.form_of(there, 1) == in_a_store
 
 
 @pytest.mark.slow
 def test_dask_cluster_shuffles(tmp_path: Path, cluster: Cluster) -> None:
     on_cluster = Context(
         tmp_path,
-        beam=BeamEngine(runner="dask", address=cluster.address),
+        beam=BeamEngine(runner="dask", address=cluster.address, shuffle="engine"),
         emit=lambda event: None,
     )
     _, sent = run_shuffle(

@@ -12,8 +12,9 @@ import pytest
 from benchmarks.engines.clusters import PATIENCE_SECONDS, running
 from benchmarks.engines.recipe import run_stages, write_corpus
 from benchmarks.public_data import language_model
-from gristmill.dataprep.runners import cluster_retry
+from gristmill.dataprep.runners import cluster_retry, tasks
 from gristmill.dataprep.runners.errors import MissingEngineError
+from gristmill.tokenize.encoding import vocabulary_sample
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,17 +56,30 @@ def expected(
     return files
 
 
-@pytest.mark.parametrize("name", ["ray", "dask", "spark", "flink-external"])
+@pytest.mark.parametrize(
+    ("name", "shuffle"),
+    [
+        ("ray", "engine"),
+        ("dask", "engine"),
+        ("spark", "engine"),
+        ("spark", None),
+        ("flink-external", "engine"),
+    ],
+)
 def test_every_engine_writes_equal_bytes_even_if_a_worker_is_killed(
     name: str,
+    shuffle: str | None,
     manifest: Path,
     expected: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its workers, shared by all stages here, prove only once that they see the
-    store.
+    """With the engine's shuffle, all jobs are the engine's, too. Its workers, shared by
+    all stages here, prove only once that they see the store.
     """
+    if shuffle == "engine":
+        monkeypatch.setattr(tasks, "FEW_DOCUMENTS", 0)
+        monkeypatch.setattr(vocabulary_sample, "LITTLE_TEXT", 0)
     meet_workers = cluster_retry.meet_workers
     monkeypatch.setattr(
         cluster_retry,
@@ -90,6 +104,7 @@ def test_every_engine_writes_equal_bytes_even_if_a_worker_is_killed(
                     kill_one,
                     **cluster.engine,
                     worker_seconds=PATIENCE_SECONDS,
+                    shuffle=shuffle,
                 )
                 == expected
             )

@@ -1,4 +1,5 @@
-"""Shuffles through files and through Beam's own shuffle give the same bytes.
+"""Shuffles through files and through Beam's own shuffle give the same bytes, as do jobs
+in the stage's process.
 
 Beam's local runner, in memory, stands for a cluster.
 """
@@ -21,7 +22,7 @@ from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.dedup import exact_substring as dedup_substrings
 from gristmill.dataprep.dedup import lines as dedup_lines
 from gristmill.dataprep.readers import ingest
-from gristmill.dataprep.runners import shuffle
+from gristmill.dataprep.runners import shuffle, tasks
 from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.tokenize import text_index
 from gristmill.tokenize.encoding import encode, tokenizer, vocabulary_sample
@@ -30,7 +31,8 @@ from gristmill.tokenize.mixing import mix, streams
 pytestmark = pytest.mark.slow
 WORDS = "the of and mill grinds grain into flour Wasser mühle 粉 挽く \N{GRINNING FACE} naïve e\u0301 вода".split()
 FOOTER = "All rights reserved by the owners of this page, wherever it is read."
-ENGINE = {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}}
+CLUSTER = {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}}
+ENGINE = {**CLUSTER, "shuffle": "engine"}
 
 
 def write_corpus(folder: Path, kind: str) -> None:
@@ -192,6 +194,12 @@ def test_shuffling_stages_give_the_same_bytes_in_both_forms(
         assert described["dedup_lines"]["units"]["removed"]
         assert described["dedup_substrings"]["words_cut"]
         assert described["decontaminate"]["matches"]
+    assert run_all(tmp_path / "corpus", tmp_path / "cluster", **CLUSTER) == (
+        files,
+        summaries,
+    )
+    monkeypatch.setattr(tasks, "FEW_DOCUMENTS", 0)
+    monkeypatch.setattr(vocabulary_sample, "LITTLE_TEXT", 0)
     by_engine = run_all(tmp_path / "corpus", tmp_path / "engine", **ENGINE)
     assert by_engine == (files, summaries)
     arrived = {
@@ -232,6 +240,8 @@ def test_repeatedly_interrupted_stages_end_with_the_same_bytes(
     """
     write_corpus(tmp_path / "corpus", "of all kinds")
     expected = run_all(tmp_path / "corpus", tmp_path / "expected", workers=1)
+    if form == "engine":
+        monkeypatch.setattr(tasks, "FEW_DOCUMENTS", 0)
     name = {"files": "write_batches", "engine": "atomic_write"}[form]
     original, written = getattr(shuffle, name), list[Path]()
 

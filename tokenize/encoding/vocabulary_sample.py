@@ -113,7 +113,7 @@ def draw_sample(
     shares = share_bytes(sources, total_bytes, weights)
     tasks = shard_tasks(inputs["ingest"])
     stored_bytes = sum(task.size_bytes for task in tasks)
-    if stored_bytes < LITTLE_TEXT and context.beam.runner == "local":
+    if stored_bytes < LITTLE_TEXT:
         context = context.with_one_worker()
     drawn = candidates(inputs, tasks, shares, seed, context)
     selection: dict[tuple[int, int], tuple[str, bool, int]] = {}

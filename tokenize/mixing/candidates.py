@@ -27,7 +27,7 @@ from gristmill.dataprep.documents import (
     step_with,
 )
 from gristmill.dataprep.runners.shuffle import Sending, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.runners.tasks import Done, Task
+from gristmill.dataprep.runners.tasks import Done, Task, planning_context
 from gristmill.dataprep.where_sql import METADATA
 from gristmill.mixtures.schema.sources import MixedSource
 from gristmill.tokenize.document_sampling import drawn_below, id_words, leading
@@ -58,10 +58,6 @@ training and validation.
 """
 JOB, ENTRIES, DOCUMENTS = "candidates", "entries", "ledger"
 """Name of the job, and of its two shuffled outputs."""
-FEW_DOCUMENTS = 500_000
-"""Planning fewer documents takes less than a second, the time that a pipeline takes to
-start.
-"""
 HELD_OUT, TRAINS = 2, MET
 """States of a document besides NOT_MET and UNKNOWN: the verdict of its source's
 condition, and the split.
@@ -105,15 +101,6 @@ class Candidates:
     most: list[int]
     entries: Shuffled
     ledger: Shuffled
-
-
-def planning_context(documents: int, context: Context) -> Context:
-    """Context for planning: few documents are planned by sequential tasks without a
-    pipeline.
-    """
-    if documents < FEW_DOCUMENTS and context.beam.runner == "local":
-        return context.with_one_worker()
-    return context
 
 
 def collect(

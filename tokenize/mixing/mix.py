@@ -25,7 +25,7 @@ from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.runners.shuffle import must_send
-from gristmill.dataprep.runners.tasks import Task, run_tasks
+from gristmill.dataprep.runners.tasks import Task, planning_context, run_tasks
 from gristmill.mixtures.schema.mix import Mix
 from gristmill.mixtures.schema.sources import MixedSource
 from gristmill.tokenize.encoding.encode import tokens_name
@@ -34,7 +34,6 @@ from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.mixing.candidates import (
     VALIDATION_KEY,
     collect,
-    planning_context,
 )
 from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
@@ -165,7 +164,9 @@ def run(inputs: Inputs, config: MixRecipe, out: Path, context: Context) -> MixSu
         layouts,
         shards,
         packing_of(section),
-        len(parts) if must_send(context) or len(parts) > MOST_PARTS else 0,
+        len(parts)
+        if must_send(planning, len(parts) * shards.number) or len(parts) > MOST_PARTS
+        else 0,
         planning,
         rearranged,
     )
