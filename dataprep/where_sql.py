@@ -20,8 +20,10 @@ import pyarrow as pa
 from gristmill.dataprep.readers.records import field_of
 from gristmill.mixtures.schema.prepare import column_prefix
 
-OF_TOKENS = ("tokens", "bytes")
-"""Columns measured by the tokenizer."""
+MIXING_COLUMNS = ("tokens", "bytes", "draw")
+"""Columns that mixing adds: sizes from the tokenizer, and `draw`, a hash of the
+document's id in [0, 1).
+"""
 OWN_COLUMNS = tuple(
     "id source locator url licence text metadata kept dropped_by reason error "
     "original_text".split()
@@ -71,7 +73,7 @@ def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str
     """Name the columns for expressions: a column measured by several steps is
     `<step>_<column>` in each.
 
-    The same holds for a column named like a document's own (OF_TOKENS, OWN_COLUMNS).
+    The same holds for a column named like a document's own (MIXING_COLUMNS, OWN_COLUMNS).
 
     Args:
         measured: name of a step -> its columns.
@@ -81,7 +83,7 @@ def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str
     """
     uses = Counter(
         [
-            *OF_TOKENS,
+            *MIXING_COLUMNS,
             *OWN_COLUMNS,
             *(column for columns in measured.values() for column in columns),
         ]

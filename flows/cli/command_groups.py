@@ -13,6 +13,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "logs": "gristmill logs mine.yaml pretrain --follow",
         "mixtures": "gristmill mixtures sweep mine.yaml --weights grid.yaml --steps "
         "200",
+        "ablate": "gristmill ablate mine.yaml --each-rule --quick",
         "ladder": "gristmill ladder mine.yaml --sizes 1m,3m,10m "
         "--tokens-per-parameter 5,20",
     },

@@ -19,6 +19,7 @@ import gristmill.flows.cli.questions
 import gristmill.flows.cli.look
 import gristmill.flows.cli.data
 import gristmill.flows.cli.ladder
+import gristmill.flows.cli.ablate
 import gristmill.flows.cli.try_command
 import gristmill.flows.cli.models
 import gristmill.flows.cli.serve

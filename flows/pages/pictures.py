@@ -212,3 +212,21 @@ def dot_map(
     marks = [Mark("dots", [(x, y)], series) for x, y, series in dots]
     marks += [Mark("text", [(x, y)], text=text) for x, y, text in labels]
     return draw(x_axis, y_axis, marks, height=SQUARE_HEIGHT)
+
+
+def intervals(rows: Sequence[tuple[str, float, float, float]], x_label: str) -> str:
+    """Forest plot: a value with its interval (label, value, low, high) in each row, the
+    first on top, and a line at 0.
+    """
+    ends = [end for _, _, low, high in rows for end in (low, high)]
+    marks = [Mark("line", [(0.0, -0.5), (0.0, len(rows) - 0.5)], CUT_SERIES)]
+    for row, (_, value, low, high) in enumerate(rows):
+        marks.append(Mark("line", [(low, row), (high, row)]))
+        marks.append(Mark("dots", [(value, row)]))
+    labels = [Tick(row, label) for row, (label, *_) in enumerate(rows)]
+    return draw(
+        number_axis([0.0, *ends], x_label),
+        Axis(len(rows) - 0.5, -0.5, labels, has_lines=False),
+        marks,
+        height=ROW_HEIGHT * (len(rows) + 1),
+    )

@@ -50,11 +50,11 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     ]
     if not expressions:
         return
-    from gristmill.dataprep.where_sql import METADATA, OF_TOKENS, all_names
+    from gristmill.dataprep.where_sql import METADATA, MIXING_COLUMNS, all_names
     from gristmill.tokenize.mixing.quotas import MixError
     from gristmill.tokenize.mixing.source_filters import check_names
 
-    names = [*OF_TOKENS, *all_names(measured)]
+    names = [*MIXING_COLUMNS, *all_names(measured)]
     for location, expression in expressions:
         key = ".".join(location)
         of_source = [METADATA] if location[1] in manifest.text_sources else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -18,6 +18,7 @@ from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 Share = Annotated[float, Field(ge=0.0)]
 Weights = dict[str, float]
+Settings = TypeVar("Settings", bound=Section)
 DIGITS = 6
 """Decimals of a share: the fingerprint of a mixture does not depend on its last
 bits.
@@ -63,15 +64,27 @@ def read_grid(path: Path) -> Grid:
     Raises:
         SweepError: the file cannot be read or is not such a mapping or list.
     """
+    return read_settings(path, Grid, "mixtures")
+
+
+def read_settings(path: Path, kind: type[Settings], listed: str = "") -> Settings:
+    """Read a YAML file with the keys of a section, or a list of the entries of the key
+    `listed`.
+
+    Raises:
+        SweepError: the file cannot be read, or has other keys.
+    """
     try:
         raw = read_yaml(path)
-        return Grid.model_validate({"mixtures": raw} if isinstance(raw, list) else raw)
+        value = {listed: raw} if listed and isinstance(raw, list) else raw
+        return kind.model_validate(value)
     except YamlFileError as error:
         raise SweepError(str(error)) from error
     except ValidationError as error:
         raise SweepError(
-            f"{path}: {problems_of(error)}; it holds a list of weights, or a mapping "
-            f"with {', '.join(Grid.model_fields)}"
+            f"{path}: {problems_of(error)}; it holds "
+            f"{f'a list of {listed}, or ' if listed else ''}a mapping with "
+            f"{', '.join(kind.model_fields)}"
         ) from error
 
 

@@ -224,9 +224,9 @@ def _needed_of(plan: Plan, stage: str) -> set[str]:
     return {stage}.union(*(_needed_of(plan, name) for name in plan[stage].inputs))
 
 
-def only_needed(session: Session) -> Session:
-    """Restrict a session to the pre-training and all stages upstream of it."""
-    needed = _needed_of(session.plan, PRETRAIN)
+def only_needed(session: Session, stage: str = PRETRAIN) -> Session:
+    """Restrict a session to a stage and all stages upstream of it."""
+    needed = _needed_of(session.plan, stage)
     plan = {name: node for name, node in session.plan.items() if name in needed}
     return replace(session, plan=plan)
 
@@ -313,28 +313,39 @@ def train_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome
             # A mixture that its sources cannot fill is an outcome: the sweep continues,
             # and the report names it.
             return replace(outcome, error=str(error))
-        folder = session.folder(PRETRAIN)
-        validation = folder.manifest()["summary"].get("validation", {})
-        proxy = Proxy(
-            seed,
-            session.plan[PRETRAIN].fingerprint,
-            {
-                name: values["bits_per_byte"]
-                for name, values in validation.items()
-                if "bits_per_byte" in values
-            },
-            task_errors(folder.data / METRICS),
-        )
         packed = packed_manifest(session)
         outcome = replace(
             outcome,
-            proxies=(*outcome.proxies, proxy),
+            proxies=(*outcome.proxies, measured(session, seed)),
             validation={
                 name: entry["sha256"] for name, entry in packed["validation"].items()
             },
             supply=supply_of(packed),
         )
     return outcome
+
+
+def measured(session: Session, seed: int, weights: str = "validation") -> Proxy:
+    """Return the measurements of a committed training.
+
+    Args:
+        session: the run up to the training.
+        seed: its seed.
+        weights: measured weights: the last ones (`validation`), or their running mean
+            (`validation_average`).
+    """
+    folder = session.folder(PRETRAIN)
+    validation = folder.manifest()["summary"].get(weights, {})
+    return Proxy(
+        seed,
+        session.plan[PRETRAIN].fingerprint,
+        {
+            name: values["bits_per_byte"]
+            for name, values in validation.items()
+            if "bits_per_byte" in values
+        },
+        task_errors(folder.data / METRICS),
+    )
 
 
 def supply_of(packed: Mapping[str, Any]) -> dict[str, float]:

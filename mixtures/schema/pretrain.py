@@ -359,6 +359,7 @@ class Pretrain(Objectives, Training):
         "span_corruption",
         "ul2",
         "blank_infilling",
+        "validation_set",
     )
 
     model_config = ConfigDict(json_schema_extra=_steps_or_size)
@@ -414,6 +415,11 @@ class Pretrain(Objectives, Training):
     """
     validate_every: Positive = 100
     """Steps between validations."""
+    validation_set: OutsidePath | None = None
+    """Folder of a packed set (the output of `mix` of another manifest with the same
+    tokenizer) whose held-out rows are measured; those of the own mixture if absent.
+    Trainings on differently prepared documents are only comparable on the same rows.
+    """
     early_stopping: EarlyStopping | None = None
     """Ends the training when the held-out loss no longer falls; it runs to its last
     step if absent.

@@ -250,6 +250,8 @@ class MixedSource(Section):
     0.6"`. The columns of `dedup` are among them: `cluster_size` is the number of
     duplicates that a document stands for, including itself. `metadata.n` is the key `n`
     of a record's metadata (`"metadata.n >= 20"`), NULL for a record without such a key.
+    `draw` is a number in [0, 1) from the hash of the document's id: `"draw < 0.1"`
+    selects a random tenth.
 
     It depends only on the document's own columns, so that the same manifest always
     gives the same mixture. Allowed are columns, constants, comparison, arithmetic,
@@ -314,7 +316,7 @@ class TokenSource(MixedSource, TokenFiles):
     gives the tokenizer of these tokens.
 
     `prepare` does not read it, since it has no text. Its `where` and `epochs` may use
-    `tokens` and `bytes`.
+    `tokens`, `bytes` and `draw`.
     """
 
     TAG: ClassVar[str] = "(tokens)"

@@ -463,6 +463,34 @@ def test_where_condition_selects_by_measured_columns(
     assert digits <= set("34589")
 
 
+def test_draw_below_the_validation_share_is_exactly_what_is_held_out(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    """Without clusters the split and the column are hashes of the same ids."""
+    inputs = {name: path for name, path in prepared.items() if name != "dedup"}
+
+    def held_out(name: str, condition: str) -> Any:
+        summary = module_stages.mix(
+            name,
+            inputs,
+            {"prose": {"where": condition, "weight": 0.0}, "code": {}},
+            tokens=320,
+            sequence_length=LENGTH,
+            validation=0.3,
+        )
+        return summary.counts["sources"]["prose"], summary.validation["prose"]
+
+    whole, rows = held_out("draws", "true")
+    counts, same_rows = held_out("draws-below", "draw < 0.3")
+    assert same_rows == rows
+    assert counts["kept"] == whole["kept"] > 0
+    assert counts["dropped"]["where"] == sum(
+        number
+        for reason, number in whole["dropped"].items()
+        if not reason.startswith("validation")
+    )
+
+
 def locators_of(prepared: dict[str, Path]) -> dict[bytes, str]:
     tables = [
         pq.read_table(path, columns=["id", "locator"])

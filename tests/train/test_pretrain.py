@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PackedSetError
 from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.train.distributed import fsdp
 from gristmill.train.loop.batch_plan import RowPlan, extend_digest
@@ -306,6 +307,38 @@ def test_experts_and_z_loss_do_not_depend_on_micro_batches(
                 <= 2
             )
             assert line["experts"] == expected["experts"]
+
+
+def test_validation_set_replaces_the_held_out_rows_and_changes_no_weight(
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    packed = PackedSet(inputs["mix"])
+    rows = packed.read(np.arange(3))
+    tokenizer = packed.manifest["tokenizer"]
+    write_packed_set(tmp_path / "set", rows, {"all": 3}, tokenizer, {"poems": rows})
+    config = {**pretrain_config, "steps": 2, "validate_every": 2}
+    own = run_stage("pretrain", inputs, config, tmp_path / "own")
+    config["validation_set"] = str(tmp_path / "set")
+    other = run_stage("pretrain", inputs, config, tmp_path / "other")
+    assert set(own["validation"]) == {"prose", "code"}
+    assert list(other["validation"]) == ["poems"]
+    assert other["validation"]["poems"]["tokens"] == 3 * 31
+    weights = [
+        load_file(tmp_path / name / "data/model/model.safetensors")
+        for name in ("own", "other")
+    ]
+    assert all(
+        torch.equal(tensor, weights[1][key]) for key, tensor in weights[0].items()
+    )
+
+    shifted = {**tokenizer, "eos": tokenizer["eos"] + 1}
+    write_packed_set(tmp_path / "shifted", rows, {"all": 3}, shifted, {"poems": rows})
+    config["validation_set"] = str(tmp_path / "shifted")
+    with pytest.raises(PackedSetError, match="tokenizer is not that of the mixture"):
+        run_stage("pretrain", inputs, config, tmp_path / "refused")
 
 
 @pytest.mark.slow

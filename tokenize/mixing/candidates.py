@@ -36,6 +36,7 @@ from gristmill.tokenize.importing.token_sources import corpora
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.mixing.source_filters import (
     MET,
+    VALIDATION_KEY,
     judge,
     measured_columns,
     repeat,
@@ -52,10 +53,6 @@ from gristmill.tokenize.shuffle import order_key
 
 CLUSTER = "cluster"
 """Column with the shared cluster id of near-duplicates."""
-VALIDATION_KEY = order_key(0, "validation")
-"""Key of the validation split: a seed of the mixture never moves documents between
-training and validation.
-"""
 JOB, ENTRIES, DOCUMENTS = "candidates", "entries", "ledger"
 """Name of the job, and of its two shuffled outputs."""
 HELD_OUT, TRAINS = 2, MET

@@ -32,7 +32,6 @@ from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.mixing.candidates import (
-    VALIDATION_KEY,
     collect,
 )
 from gristmill.tokenize.mixing.exclude import read_excluded
@@ -46,6 +45,7 @@ from gristmill.tokenize.mixing.mix_summary import (
 )
 from gristmill.tokenize.mixing.quotas import Quotas, plan_quotas
 from gristmill.tokenize.mixing.send_tokens import send_tokens
+from gristmill.tokenize.mixing.source_filters import VALIDATION_KEY
 from gristmill.tokenize.mixing.streams import (
     Draws,
     make_streams,

@@ -19,16 +19,21 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.where_sql import (
     METADATA,
-    OF_TOKENS,
+    MIXING_COLUMNS,
     ExpressionError,
     NotAllowedError,
     check,
     evaluate,
     names_of,
 )
-from gristmill.tokenize.document_sampling import draw, word_ids
+from gristmill.tokenize.document_sampling import draw, id_words, word_ids
 from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.shuffle import order_key
 
+VALIDATION_KEY = order_key(0, "validation")
+"""Key of the validation split and of the column `draw`: a seed of the mixture never
+moves documents between training and validation.
+"""
 MET, NOT_MET, UNKNOWN = 1, 0, -1
 MAX_REPEATS = 1000
 """Guard against mistakes: after 40 repetitions nothing is learned (Muennighoff et al.
@@ -48,8 +53,8 @@ def measured_columns(
         with_metadata: also the JSON objects of the records' metadata, as `metadata`.
 
     Returns:
-        `tokens`, `bytes` and every column of an annotating stage, under the names of
-        `names_of`.
+        the columns of MIXING_COLUMNS and every column of an annotating stage, under the
+        names of `names_of`.
     """
     documents = read_documents(
         inputs, shard, ["id", METADATA] if with_metadata else ["id"]
@@ -64,7 +69,9 @@ def measured_columns(
             for name in table.column_names
             if name not in JUDGEMENT_COLUMNS
         }
-    columns = {name: docs[name] for name in OF_TOKENS}
+    draws = draw(id_words(docs["id"]), VALIDATION_KEY) / 2.0**64
+    values = (docs["tokens"], docs["bytes"], pa.array(draws))
+    columns = dict(zip(MIXING_COLUMNS, values, strict=True))
     if with_metadata:
         columns[METADATA] = documents[METADATA].take(rows)
     for step, names in names_of(measured).items():

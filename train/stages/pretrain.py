@@ -7,6 +7,7 @@ of skipped steps.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PackedSetError
 from gristmill.tokenize.row_provenance import known_of
 from gristmill.train.distributed.fsdp import compute_dtype, sharded_model
 from gristmill.train.distributed.process_groups import process_group
@@ -93,7 +95,10 @@ def run(
     """
     section = Pretrain.model_validate(config)
     seed = section.key_seed
-    with open_rows(inputs["mix"], context) as packed:
+    with (
+        open_rows(inputs["mix"], context) as packed,
+        held_out_rows_of(section, packed, context) as held_out,
+    ):
         first, size = plan_of(section, packed.sequence_length).positions(
             section.steps - 1
         )
@@ -123,7 +128,7 @@ def run(
             validation = Validation(
                 section.validate_every,
                 section.steps,
-                packed,
+                held_out,
                 model,
                 average,
                 token_bytes,
@@ -172,6 +177,26 @@ def run(
         "dtype": str(dtype).removeprefix("torch."),
         "world_size": world.size,
     }
+
+
+def held_out_rows_of(
+    section: Pretrain, packed: PackedSet, context: Context
+) -> AbstractContextManager[PackedSet]:
+    """Packed set whose held-out rows are measured: the section's, or the mixture.
+
+    Raises:
+        PackedSetError: its rows have another length or tokenizer than the mixture's.
+    """
+    if section.validation_set is None:
+        return nullcontext(packed)
+    other = PackedSet(section.validation_set, context.training.stream, context.warn)
+    for key in ("sequence_length", "tokenizer"):
+        if other.manifest[key] != packed.manifest[key]:  # type: ignore[literal-required]
+            raise PackedSetError(
+                f"pretrain.validation_set {section.validation_set}: its {key} is not "
+                "that of the mixture; pack it with the same one"
+            )
+    return closing(other)
 
 
 def read_layout(

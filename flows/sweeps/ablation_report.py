@@ -1,0 +1,216 @@
+"""Report of an ablation: tables for the terminal, a page with a forest plot, and
+JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from gristmill.core.files import write_json, write_text
+from gristmill.flows.pages.page_elements import (
+    Figure,
+    Note,
+    Page,
+    Section,
+    Table,
+    flatten,
+    table,
+)
+from gristmill.flows.pages.page_html import html_file
+from gristmill.flows.pages.pictures import intervals
+from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.sweeps.ablation_results import (
+    AblationResults,
+    ComparedTrial,
+    Control,
+)
+from gristmill.flows.sweeps.paired_differences import MOST_SEEDS, Difference
+
+UNIT = "bits per byte"
+STYLES = {"better": "green", "worse": "red"}
+ARM_COLUMNS = {"arm": "", "kept": ">", "epochs": ".2f", "difference": ">"}
+ARM_COLUMNS |= {"seeds": ">", "decision": ""}
+CONTROL_COLUMNS = {"control": "", "difference": ">", "expected": "", "holds": ""}
+
+
+def write_ablation(manifest_file: str, results: AblationResults) -> list[Path]:
+    """Write `NAME-ablation.json` and `.html` beside the manifest, and return their
+    paths.
+    """
+    file = Path(manifest_file)
+    json_file = file.with_name(f"{file.stem}-ablation.json")
+    page_file = json_file.with_suffix(".html")
+    write_json(json_file, asdict(results))
+    write_text(page_file, html_file(page_of_ablation(file.stem, results)))
+    return [json_file, page_file]
+
+
+def print_ablation(results: AblationResults) -> None:
+    """Print an ablation as text."""
+    console = plain_console()
+    for trial in results.trials:
+        print_table(console, arms_table(trial), title_of(trial), styles=STYLES)
+        print_table(console, controls_table(trial))
+    for failure in results.failed:
+        console.print(f"{failure.arm}: {failure.error}", style="red")
+    for sentence in describe_rule(results):
+        console.print(sentence, style="dim")
+    style = "bold green" if results.can_tell else "yellow"
+    for sentence in describe_verdict(results):
+        console.print(sentence, style=style)
+
+
+def title_of(trial: ComparedTrial) -> str:
+    """Return the heading of a trial."""
+    setting = trial.trial
+    pool = setting.pool.replace("_", " ")
+    return (
+        f"{setting.size}, {setting.rate} learning rate, {pool}: {trial.tokens:,} tokens"
+    )
+
+
+def arms_table(trial: ComparedTrial) -> Table:
+    """Return the arms of a trial from best to worst."""
+    rows = []
+    for arm in sorted(trial.arms, key=lambda arm: arm.difference.mean):
+        agreeing = round(arm.difference.agreement * arm.difference.seeds)
+        rows.append(
+            [
+                arm.arm,
+                short_number(arm.tokens_kept),
+                arm.epochs,
+                shown(arm.difference),
+                f"{agreeing} of {arm.difference.seeds}",
+                arm.decision,
+            ]
+        )
+    return table(ARM_COLUMNS, rows)
+
+
+def controls_table(trial: ComparedTrial) -> Table:
+    """Return the controls of a trial."""
+    rows = [
+        [
+            control.name,
+            shown(control.difference),
+            "no difference" if control.expected == "cannot tell" else control.expected,
+            "yes" if control.holds else "no",
+        ]
+        for control in trial.controls
+    ]
+    for arm in trial.arms:
+        if arm.random_drop is not None:
+            change = shown(arm.random_drop)
+            rows.append([f"{arm.arm}: chosen against random", change, "", ""])
+    return table(CONTROL_COLUMNS, rows)
+
+
+def shown(change: Difference) -> str:
+    """Format a difference with its interval."""
+    return f"{change.mean:+.4f} [{change.low:+.4f}, {change.high:+.4f}]"
+
+
+def short_number(number: float) -> str:
+    """Format a number of tokens: `12.3M`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def describe_rule(results: AblationResults) -> Iterator[str]:
+    """Yield the rule, and that of the first run if it was another one."""
+    rule = results.rule["decide"]
+    yield (
+        "rule: an arm is better or worse if it differs from the manifest by at least "
+        f"{rule['smallest_difference']:g} {UNIT} with {rule['confidence']:.0%} "
+        f"confidence over all arms, at {results.rule['sizes'][-1]} and at every "
+        "learning rate and pool"
+    )
+    earlier = results.earlier_rule
+    if earlier is not None:
+        changed = [
+            f"{key} {earlier.get(key)} instead of {value}"
+            for key, value in results.rule.items()
+            if earlier.get(key) != value
+        ]
+        yield f"this rule is not that of the first run, which had {', '.join(changed)}"
+    for entry in results.agreement:
+        yield (
+            f"{entry.size} and the largest size ({entry.rate}, "
+            f"{entry.pool.replace('_', ' ')}) rank {entry.pairs:.0%} of pairs alike and "
+            f"agree on {entry.decisions:.0%} of decisions"
+        )
+
+
+def describe_verdict(results: AblationResults) -> Iterator[str]:
+    """Yield what the controls say of the budget, and the decisions."""
+    size = results.rule["sizes"][-1]
+    deciding = [trial for trial in results.trials if trial.trial.size == size]
+    failing = [
+        (trial, control)
+        for trial in deciding
+        for control in trial.controls
+        if not control.holds
+    ]
+    for trial, control in failing:
+        yield f"this budget cannot tell ({trial.trial.rate}): {describe_failure(control)}"
+    smallest = max(trial.detectable for trial in deciding)
+    yield (
+        f"{len(results.seeds)} seeds find differences from {smallest:.4f} {UNIT} on, "
+        "four times out of five"
+    )
+    for decision in ("better", "worse", "cannot tell"):
+        arms = [arm for arm, made in results.decisions.items() if made == decision]
+        if arms:
+            yield f"{decision}: {', '.join(arms)}"
+
+
+def describe_failure(control: Control) -> str:
+    """Describe a control that does not hold, and the budget that could."""
+    change = control.difference
+    if control.expected == "cannot tell":
+        return f"{control.name} alone make a difference of {shown(change)}"
+    text = f"{control.name} are not worse: {shown(change)}"
+    if change.mean <= 0 or control.seeds_needed is None:
+        return f"{text}; more than {MOST_SEEDS} seeds, or larger proxies, could"
+    return f"{text}; {control.seeds_needed} seeds could"
+
+
+def page_of_ablation(name: str, results: AblationResults) -> Page:
+    """Return the page of an ablation."""
+    sections = []
+    for trial in results.trials:
+        rows = [
+            (
+                entry.arm,
+                entry.difference.mean,
+                entry.difference.low,
+                entry.difference.high,
+            )
+            for entry in sorted(trial.arms, key=lambda arm: arm.difference.mean)
+        ]
+        rows += [
+            (
+                control.name,
+                control.difference.mean,
+                control.difference.low,
+                control.difference.high,
+            )
+            for control in trial.controls
+            if control.name != "shuffled words"
+        ]
+        confidence = results.rule["decide"]["confidence"]
+        caption = (
+            f"Difference in {UNIT} from the manifest, with {confidence:.0%} intervals "
+            "over seeds; arms to the left of the line are better"
+        )
+        figure = Figure(intervals(rows, f"difference in {UNIT}"), caption)
+        parts = flatten([figure, arms_table(trial), controls_table(trial)])
+        sections.append(Section(title_of(trial), parts))
+    notes = [Note(sentence) for sentence in describe_verdict(results)]
+    notes += [Note(sentence) for sentence in describe_rule(results)]
+    return Page(f"Ablation of {name}", sections, parts=notes)

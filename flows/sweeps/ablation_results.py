@@ -1,0 +1,346 @@
+"""Analysis of an ablation: paired differences, decisions, and what the controls say of
+the budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.files import find_json, json_digest, write_json
+from gristmill.core.store import Store
+from gristmill.flows.sweeps.ablation import (
+    ABLATIONS,
+    AblationPlan,
+    TrainedArm,
+    TrainedTrial,
+    Trial,
+)
+from gristmill.flows.sweeps.grid import Weights, normalised
+from gristmill.flows.sweeps.paired_differences import (
+    Decision,
+    Difference,
+    decide,
+    detectable,
+    difference,
+    holm,
+    seeds_to_find,
+)
+from gristmill.mixtures.schema.ablation import Ablation, Decide
+
+
+@dataclass(frozen=True)
+class ComparedArm:
+    """An arm in a trial.
+
+    Attributes:
+        arm: name.
+        tokens_kept: tokens of one pass over its documents.
+        epochs: most passes over the documents of a source.
+        bits_per_byte: of each seed, mean over the target.
+        by_source: held-out source -> mean difference from the reference.
+        difference: from the reference.
+        p: p value, adjusted for the number of arms.
+        decision: by the rule, at this size and rate.
+        random_drop: difference of the smaller of both sets from a random part of the
+            larger one; None if both have the same size.
+        seeds_needed: seeds that would find a difference of this size; None if more than
+            1,000.
+    """
+
+    arm: str
+    tokens_kept: int
+    epochs: float
+    bits_per_byte: list[float]
+    by_source: dict[str, float]
+    difference: Difference
+    p: float
+    decision: Decision
+    random_drop: Difference | None
+    seeds_needed: int | None
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control of a trial.
+
+    Attributes:
+        name: of the control.
+        expected: decision that an instrument that works comes to.
+        difference: from the reference.
+        holds: True if the difference is as expected.
+        seeds_needed: seeds that would find a difference of this size.
+    """
+
+    name: str
+    expected: Decision
+    difference: Difference
+    holds: bool
+    seeds_needed: int | None
+
+
+@dataclass(frozen=True)
+class ComparedTrial:
+    """All comparisons of a trial.
+
+    Attributes:
+        trial: pool, size and learning rate.
+        tokens: of each training.
+        reference: bits per byte of the manifest itself, by seed.
+        arms: compared with the reference.
+        controls: checks of the instrument.
+        detectable: smallest difference that these seeds find with a power of 0.8.
+    """
+
+    trial: Trial
+    tokens: int
+    reference: list[float]
+    arms: list[ComparedArm]
+    controls: list[Control]
+    detectable: float
+
+    @property
+    def can_tell(self) -> bool:
+        """True if all controls hold."""
+        return all(control.holds for control in self.controls)
+
+
+@dataclass(frozen=True)
+class FailedArm:
+    """An arm that could not be trained, and the reason."""
+
+    arm: str
+    trial: Trial
+    error: str
+
+
+@dataclass(frozen=True)
+class SizeAgreement:
+    """Agreement of a size with the largest one.
+
+    Attributes:
+        size: the smaller size.
+        pool, rate: of the compared trials.
+        pairs: share of pairs of arms that both sizes rank alike.
+        decisions: share of arms with the same decision.
+    """
+
+    size: str
+    pool: str
+    rate: str
+    pairs: float
+    decisions: float
+
+
+@dataclass(frozen=True)
+class AblationResults:
+    """Results of an ablation.
+
+    Attributes:
+        rule: the rule that decided.
+        earlier_rule: the rule of the first run of these arms, if it was another one.
+        seeds: seeds of every arm.
+        target: held-out source -> its share in the measured mean.
+        trials: all comparisons.
+        decisions: arm -> decision at the largest size: that of every pool and rate, or
+            "cannot tell".
+        can_tell: True if the controls of the deciding trials hold.
+        agreement: of the smaller sizes with the largest.
+        failed: arms that could not be trained.
+    """
+
+    rule: dict[str, Any]
+    earlier_rule: dict[str, Any] | None
+    seeds: tuple[int, ...]
+    target: Weights
+    trials: list[ComparedTrial]
+    decisions: dict[str, Decision]
+    can_tell: bool
+    agreement: list[SizeAgreement]
+    failed: list[FailedArm]
+
+
+def rule_of(settings: Ablation) -> dict[str, Any]:
+    """Return the budget and the rule of an ablation as JSON."""
+    return settings.model_dump(mode="json", exclude={"arms", "each_rule", "pretrain"})
+
+
+def fix_rule(plan: AblationPlan, store: Store) -> dict[str, Any] | None:
+    """Store the rule before the first training.
+
+    Returns:
+        the rule of an earlier run of the same arms, if it is another one.
+    """
+    arms = [(variant.name, variant.overrides) for variant in plan.variants]
+    digest = json_digest([plan.manifest_file, list(plan.overrides), arms])
+    path = store.root / ABLATIONS / f"rule-{digest[:16]}.json"
+    rule = rule_of(plan.settings)
+    earlier: dict[str, Any] | None = find_json(path)
+    if earlier is None:
+        write_json(path, rule)
+    return None if earlier in (None, rule) else earlier
+
+
+def analyse_ablation(
+    plan: AblationPlan,
+    trained: Sequence[TrainedTrial],
+    earlier_rule: dict[str, Any] | None = None,
+) -> AblationResults:
+    """Compare all arms with the reference, and decide by the rule."""
+    settings = plan.settings
+    sources = trained[0].arms[0].proxies[0].bits_per_byte
+    target = normalised(settings.decide.target or dict.fromkeys(sources, 1.0))
+    trials = [_compare(outcome, target, settings.decide) for outcome in trained]
+    deciding = [entry for entry in trials if entry.trial.size == settings.sizes[-1]]
+    arms = [variant.name for variant in plan.variants[1:]]
+    failed = [
+        FailedArm(arm.arm, outcome.trial, arm.error)
+        for outcome in trained
+        for arm in (*outcome.arms, *outcome.random_drops.values())
+        if arm.error is not None
+    ]
+    return AblationResults(
+        rule_of(settings),
+        earlier_rule,
+        plan.seeds,
+        target,
+        trials,
+        {arm: _joint_decision(arm, deciding) for arm in arms},
+        all(entry.can_tell for entry in deciding),
+        _agreements(trials, deciding),
+        failed,
+    )
+
+
+def values_of(arm: TrainedArm, target: Weights) -> list[float]:
+    """Return the mean bits per byte over the target, by seed."""
+    return [
+        sum(share * proxy.bits_per_byte[name] for name, share in target.items())
+        for proxy in arm.proxies
+    ]
+
+
+def _compare(outcome: TrainedTrial, target: Weights, rule: Decide) -> ComparedTrial:
+    reference, *arms = outcome.arms
+    trained = [arm for arm in arms if arm.error is None]
+    values = values_of(reference, target)
+    confidence = rule.confidence
+
+    def compared_with(arm: TrainedArm, other: TrainedArm) -> Difference:
+        return difference(values_of(arm, target), values_of(other, target), confidence)
+
+    differences = [compared_with(arm, reference) for arm in trained]
+    adjusted = holm([entry.p for entry in differences])
+    compared = []
+    for arm, change, p in zip(trained, differences, adjusted, strict=True):
+        drop = outcome.random_drops.get(arm.arm)
+        from_drop = None
+        if drop is not None and drop.error is None:
+            is_smaller = sum(arm.tokens_kept.values()) < sum(
+                reference.tokens_kept.values()
+            )
+            from_drop = compared_with(arm if is_smaller else reference, drop)
+        compared.append(
+            ComparedArm(
+                arm.arm,
+                sum(arm.tokens_kept.values()),
+                max(arm.epochs.values()),
+                values_of(arm, target),
+                {
+                    name: float(
+                        np.mean(values_of(arm, {name: 1.0}))
+                        - np.mean(values_of(reference, {name: 1.0}))
+                    )
+                    for name in target
+                },
+                change,
+                p,
+                decide(change.mean, p, confidence, rule.smallest_difference),
+                from_drop,
+                seeds_to_find(change.mean, change.spread, confidence),
+            )
+        )
+    controls = []
+    expectations: list[tuple[TrainedArm, Decision]] = [
+        (outcome.same, "cannot tell"),
+        (outcome.shuffled, "worse"),
+        (outcome.duplicated, "worse"),
+    ]
+    for control, expected in expectations:
+        if control.error is not None:
+            continue
+        change = compared_with(control, reference)
+        controls.append(
+            Control(
+                control.arm,
+                expected,
+                change,
+                decide(change.mean, change.p, confidence, 0.0) == expected,
+                seeds_to_find(change.mean, change.spread, confidence),
+            )
+        )
+    spreads = [entry.spread for entry in differences] or [controls[0].difference.spread]
+    return ComparedTrial(
+        outcome.trial,
+        outcome.tokens,
+        values,
+        compared,
+        controls,
+        detectable(len(values), float(np.median(spreads)), confidence),
+    )
+
+
+def _joint_decision(arm: str, deciding: Sequence[ComparedTrial]) -> Decision:
+    """Return the decision that all trials agree on."""
+    decisions = {
+        entry.decision for trial in deciding for entry in trial.arms if entry.arm == arm
+    }
+    return decisions.pop() if len(decisions) == 1 else "cannot tell"
+
+
+def _agreements(
+    trials: Sequence[ComparedTrial], deciding: Sequence[ComparedTrial]
+) -> list[SizeAgreement]:
+    """Compare the rankings and decisions of smaller sizes with those of the largest."""
+    agreements = []
+    for trial, largest in itertools.product(trials, deciding):
+        setting, other = trial.trial, largest.trial
+        if trial in deciding or (setting.pool, setting.rate) != (
+            other.pool,
+            other.rate,
+        ):
+            continue
+        means, largest_means = _means(trial), _means(largest)
+        names = [name for name in means if name in largest_means]
+        same_order = [
+            (means[one] < means[two]) == (largest_means[one] < largest_means[two])
+            for one, two in itertools.combinations(names, 2)
+        ]
+        decisions = {entry.arm: entry.decision for entry in largest.arms}
+        same_decision = [
+            entry.decision == decisions[entry.arm]
+            for entry in trial.arms
+            if entry.arm in decisions
+        ]
+        agreements.append(
+            SizeAgreement(
+                setting.size,
+                setting.pool,
+                setting.rate,
+                float(np.mean(same_order)),
+                float(np.mean(same_decision)),
+            )
+        )
+    return agreements
+
+
+def _means(trial: ComparedTrial) -> dict[str, float]:
+    """Mean bits per byte of the reference and all arms."""
+    means = {"": float(np.mean(trial.reference))}
+    return means | {
+        entry.arm: float(np.mean(entry.bits_per_byte)) for entry in trial.arms
+    }

@@ -1,0 +1,243 @@
+"""Arms of an ablation: the manifest with parts left out, other settings, or other
+documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gristmill.flows.sweeps.grid import SweepError
+from gristmill.flows.sweeps.proxies import in_one_line
+from gristmill.mixtures.base import RawSection
+from gristmill.mixtures.loader import open_manifest
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.schema.ablation import REFERENCE, Ablation, Arm
+from gristmill.mixtures.schema.prepare import take_bare_name
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.rules import expand
+from gristmill.mixtures.yaml_text import unknown_name
+
+SHUFFLE = "gristmill.dataprep.user_code.shuffled_words:shuffle_words"
+"""Function of the control whose words are shuffled."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An arm, or a control of one.
+
+    Attributes:
+        name: of the arm.
+        overrides: settings that replace the manifest's.
+        prepare: steps, as written.
+        conditions: source -> its condition on documents, or None.
+        repeats: source -> its expression of repeats, or None.
+        drop: source -> share of its documents that remain after a random drop.
+        copies: reads of each document in the first half of the draws.
+        shuffled: the words of each paragraph are shuffled.
+        shift: added to every seed.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    prepare: Sequence[Any]
+    conditions: Mapping[str, str | None]
+    repeats: Mapping[str, str | None]
+    drop: Mapping[str, float] = field(default_factory=dict)
+    copies: int = 1
+    shuffled: bool = False
+    shift: int = 0
+
+    def settings(
+        self, against: str, excluded_below: float, pool: Mapping[str, float]
+    ) -> list[str]:
+        """Settings of its documents.
+
+        Args:
+            against: file of the held-out documents.
+            excluded_below: documents with a smaller draw are held out.
+            pool: source -> share of the remaining documents that may be used.
+        """
+        steps = [
+            *self.prepare,
+            {
+                "decontaminate": {
+                    "against": [{"path": against, "text_fields": ["text"]}]
+                },
+                "name": "without_held_out",
+            },
+        ]
+        if self.shuffled:
+            steps.append({"edit": {"use": SHUFFLE}, "name": "shuffled_words"})
+        settings = [*self.overrides, f"prepare={in_one_line(steps)}"]
+        for source, condition in self.conditions.items():
+            share = pool.get(source, 1.0) * self.drop.get(source, 1.0)
+            end = excluded_below + (1 - excluded_below) * share
+            conditions = [
+                f"({condition})" if condition else "",
+                f"draw >= {excluded_below:.6f}",
+                f"draw < {end:.6f}" if share < 1 else "",
+            ]
+            where = " AND ".join(filter(None, conditions))
+            settings.append(f"sources.{source}.where={in_one_line(where)}")
+            settings.append(f"sources.{source}.max_epochs={MOST_EPOCHS}")
+            if self.copies > 1:
+                half = (excluded_below + end) / 2
+                times = f"if(draw < {half:.6f}, {self.copies}, 1)"
+                own = self.repeats[source]
+                expression = f"({own}) * {times}" if own else times
+                settings.append(f"sources.{source}.epochs={in_one_line(expression)}")
+        return settings
+
+
+MOST_EPOCHS = 1000
+"""Limit on passes over a source: strict arms repeat their documents, and the report
+shows how often.
+"""
+
+
+def read_arms(
+    settings: Ablation, manifest_file: str, overrides: Sequence[str]
+) -> list[Variant]:
+    """Return the manifest itself and all arms.
+
+    Raises:
+        SweepError: an arm leaves out a part that the manifest does not have, or there is
+            no arm.
+        gristmill.mixtures.loader.ManifestError: a setting of an arm is invalid.
+    """
+    manifest, written = open_manifest(manifest_file, list(overrides))
+    arms = dict(settings.arms)
+    if settings.each_rule:
+        arms |= arms_of_rules(manifest)
+    if not arms:
+        raise SweepError(
+            "an ablation needs at least one arm; name some in the file of --arms, or "
+            "compare the rules of the filters with --each-rule"
+        )
+    variants = []
+    for name, arm in {REFERENCE: None, **arms}.items():
+        changes = () if arm is None else _overrides_of(name, arm, manifest, written.raw)
+        changed, changed_as_written = open_manifest(
+            manifest_file, [*overrides, *changes]
+        )
+        extra = arm.where if arm is not None else None
+        sources = changed.sources.items()
+        variants.append(
+            Variant(
+                name,
+                changes,
+                changed_as_written.raw.get("prepare") or (),
+                {source: _both(section.where, extra) for source, section in sources},
+                {source: section.epochs for source, section in sources},
+            )
+        )
+    return variants
+
+
+def _both(own: str | None, extra: str | None) -> str | None:
+    if own is None or extra is None:
+        return own or extra
+    return f"({own}) AND ({extra})"
+
+
+def rule_sets_of(manifest: Manifest) -> list[str]:
+    """Return the rule sets of all filters, as `filter.gopher_quality`."""
+    return [
+        f"{name}.{rule_set}"
+        for name, step in manifest.steps.items()
+        if isinstance(step.config, Filter)
+        for rule_set in step.config.rules.sets
+    ]
+
+
+def arms_of_rules(manifest: Manifest) -> dict[str, Arm]:
+    """Return an arm without any rule set, and for each rule set one without it and one
+    with it alone.
+
+    Raises:
+        SweepError: the manifest has no filter.
+    """
+    rule_sets = rule_sets_of(manifest)
+    if not rule_sets:
+        raise SweepError("--each-rule: the manifest has no step `filter`")
+    arms = {"no-rules": Arm(without=tuple(rule_sets))}
+    if len(rule_sets) > 1:
+        for rule_set in rule_sets:
+            others = tuple(name for name in rule_sets if name != rule_set)
+            arms[f"without-{rule_set}"] = Arm(without=(rule_set,))
+            arms[f"only-{rule_set}"] = Arm(without=others)
+    return arms
+
+
+def _overrides_of(
+    name: str, arm: Arm, manifest: Manifest, raw: RawSection
+) -> tuple[str, ...]:
+    """Return the settings of an arm that replace the manifest's."""
+    rule_sets = rule_sets_of(manifest)
+    removed: list[str] = []
+    settings: list[str] = []
+    for part in arm.without:
+        full_names = [full for full in rule_sets if full.partition(".")[2] == part]
+        if part in manifest.sources:
+            settings.append(_without_source(part, manifest))
+        elif part in manifest.steps or part in rule_sets:
+            removed.append(part)
+        elif len(full_names) == 1:
+            removed += full_names
+        else:
+            known = [*manifest.steps, *rule_sets, *manifest.sources]
+            raise SweepError(
+                f"arms.{name}.without: no such part: "
+                f"{unknown_name(part, known, 'the manifest has')}"
+            )
+    if removed:
+        steps = list(_steps_without(removed, manifest, raw))
+        settings.insert(0, f"prepare={in_one_line(steps)}")
+    settings += [f"{key}={in_one_line(value)}" for key, value in arm.set.items()]
+    return tuple(settings)
+
+
+def _without_source(source: str, manifest: Manifest) -> str:
+    weights = None if manifest.mix is None else manifest.mix.weights
+    if weights is None:
+        return f"sources.{source}.weight=0"
+    return f"mix.weights.{source}=0"
+
+
+def _steps_without(
+    removed: Collection[str], manifest: Manifest, raw: RawSection
+) -> Iterator[object]:
+    """Yield the steps of `prepare` as written, without some of them and without some
+    rule sets.
+    """
+    for entry, (name, step) in zip(raw["prepare"], manifest.steps.items(), strict=True):
+        prefix = f"{name}."
+        rules = [
+            part.removeprefix(prefix) for part in removed if part.startswith(prefix)
+        ]
+        if name in removed:
+            continue
+        if not rules:
+            yield entry
+            continue
+        written = dict(take_bare_name(entry))
+        section = step.config
+        assert isinstance(section, Filter)
+        settings = {**written[step.stage]}
+        all_rules = expand(
+            settings.get("rules") or {key: {} for key in section.rules.sets}
+        )
+        settings["rules"] = {
+            rule_set: values
+            for rule_set, values in all_rules.items()
+            if rule_set not in rules
+        }
+        settings["rule_sources"] = {
+            rule_set: sources
+            for rule_set, sources in section.rule_sources.items()
+            if rule_set not in rules
+        }
+        if settings["rules"]:
+            yield {**written, step.stage: settings}

@@ -1,0 +1,354 @@
+"""Ablations: arms and controls become settings, planted differences are found, and the
+rule is fixed before the first training.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from gristmill.dataprep.user_code.shuffled_words import shuffle_words
+from gristmill.flows.cli.main import app
+from gristmill.flows.running.session import Session
+from gristmill.flows.sweeps import ablation
+from gristmill.flows.sweeps.ablation import AblationPlan, HeldOut, plan_ablation
+from gristmill.flows.sweeps.arms import Variant, read_arms
+from gristmill.flows.sweeps.grid import SweepError
+from gristmill.flows.sweeps.proxies import Proxy
+from gristmill.mixtures.loader import load_manifest
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.schema.ablation import Ablation
+from gristmill.mixtures.steps.filter import Filter
+
+MANIFEST = """\
+name: small
+seed: 3
+sources:
+  web: {path: web.jsonl, weight: 3, where: "words > 2"}
+  books: {path: books.jsonl}
+prepare:
+  - filter: {rules: [{gopher_quality: {min_words: 7}}, fineweb, c4]}
+  - filter: {rules: {mc4: {}}, rule_sources: {mc4: [web]}}
+    name: long
+  - dedup
+tokenizer: {path: tokenizer.json}
+mix: {tokens: 9000, sequence_length: 64}
+pretrain: {steps: 900, global_batch_size: 4}
+"""
+MANIFEST = MANIFEST.replace("words > 2", "tokens > 2")
+ARMS = """\
+arms:
+  no-dedup: {without: [dedup]}
+  no-books: {without: [books]}
+  plain: {without: [fineweb, long.mc4]}
+  strict: {set: {filter.gopher_quality.min_words: 70}, where: "tokens < 900"}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    monkeypatch.chdir(tmp_path)
+    tokens = Tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokens.train_from_iterator([], trainer)
+    tokens.save("tokenizer.json")
+    for name in ("web", "books"):
+        Path(f"{name}.jsonl").write_text('{"text": "one two"}\n')
+    Path("small.yaml").write_text(MANIFEST)
+    Path("arms.yaml").write_text(ARMS)
+    return tmp_path
+
+
+def variants(settings: Ablation) -> dict[str, Variant]:
+    return {arm.name: arm for arm in read_arms(settings, "small.yaml", [])}
+
+
+def settings_of(**keys: Any) -> Ablation:
+    import yaml
+
+    return Ablation.model_validate({**yaml.safe_load(ARMS), **keys})
+
+
+def rules_of(manifest: Manifest) -> dict[str, list[str]]:
+    return {
+        name: list(step.config.rules.sets) if isinstance(step.config, Filter) else []
+        for name, step in manifest.steps.items()
+    }
+
+
+@pytest.mark.usefixtures("project")
+def test_arms_change_what_they_name_and_nothing_else() -> None:
+    found = variants(settings_of())
+    loaded = {
+        name: load_manifest("small.yaml", arm.overrides) for name, arm in found.items()
+    }
+    rules = {name: rules_of(manifest) for name, manifest in loaded.items()}
+    whole = {
+        "filter": ["gopher_quality", "c4", "fineweb"],
+        "long": ["mc4"],
+        "dedup": [],
+    }
+    assert rules["reference"] == rules["no-books"] == rules["strict"] == whole
+    assert rules["no-dedup"] == {name: whole[name] for name in ("filter", "long")}
+    # A filter without rule sets would keep everything, so the step goes.
+    assert rules["plain"] == {"filter": ["gopher_quality", "c4"], "dedup": []}
+    least = {
+        name: manifest.steps["filter"].config.rules.gopher_quality.min_words  # type: ignore[attr-defined]
+        for name, manifest in loaded.items()
+    }
+    assert least == {**dict.fromkeys(found, 7), "strict": 70}
+    assert loaded["no-books"].sources["books"].weight == 0
+    assert found["strict"].conditions == {
+        "web": "(tokens > 2) AND (tokens < 900)",
+        "books": "tokens < 900",
+    }
+
+
+@pytest.mark.usefixtures("project")
+def test_each_rule_set_is_left_out_and_stands_alone() -> None:
+    found = variants(Ablation(each_rule=True))
+    sets = ["filter.gopher_quality", "filter.c4", "filter.fineweb", "long.mc4"]
+    names = [f"{kind}-{name}" for name in sets for kind in ("without", "only")]
+    assert list(found) == ["reference", "no-rules", *names]
+    only = load_manifest("small.yaml", found["only-long.mc4"].overrides)
+    assert rules_of(only) == {"long": ["mc4"], "dedup": []}
+    none = load_manifest("small.yaml", found["no-rules"].overrides)
+    assert rules_of(none) == {"dedup": []}
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"arms": {"a": {"without": ["dedupe"]}}}, "dedupe"),
+        ({"arms": {}}, "at least one arm"),
+        ({"decide": {"target": {"poems": 1}}}, "poems"),
+        ({"pretrain": {"no_such_key": 1}}, "no_such_key"),
+    ],
+)
+def test_wrong_ablations_are_rejected_before_any_work(
+    keys: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(SweepError, match=complaint):
+        plan_ablation(settings_of(**keys), "small.yaml", [], "store")
+    assert not Path("store").exists()
+
+
+@pytest.mark.usefixtures("project")
+def test_arms_of_a_trial_share_all_but_documents_and_controls_differ_as_they_say() -> (
+    None
+):
+    plan = plan_ablation(settings_of(), "small.yaml", [], "store")
+    run = prepared(plan)
+    trial = plan.trials[0]
+    reference, dedup = plan.variants[:2]
+
+    def opened(variant: Variant, seed: int = 3, pool: float = 1.0) -> Session:
+        pools = dict.fromkeys(("web", "books"), pool)
+        return run._open(trial, variant, pools, seed)
+
+    first, other, again = opened(reference), opened(dedup), opened(reference, 4)
+    recipes = [{**session.plan["pretrain"].recipe} for session in (first, other, again)]
+    assert [recipe.pop("seed") for recipe in recipes] == [3, 3, 4]
+    assert recipes[0] == recipes[1] == recipes[2]
+    assert first.plan["mix"].recipe == other.plan["mix"].recipe
+    assert first.plan["mix"].fingerprint != other.plan["mix"].fingerprint
+    assert first.plan["dedup"].fingerprint == again.plan["dedup"].fingerprint
+    assert list(first.manifest.steps) == ["filter", "long", "dedup", "without_held_out"]
+    assert first.manifest.sources["books"].where == "draw >= 0.050000"
+    assert first.manifest.mix is not None
+    tokens = first.manifest.mix.tokens
+    section = first.manifest.pretrain
+    assert section is not None
+    assert tokens == section.steps * section.global_batch_size * 64
+    assert tokens == pytest.approx(20 * section.model.layer_weights, rel=0.01)
+
+    half = opened(reference, pool=0.5)
+    assert half.manifest.sources["web"].where == (
+        "(tokens > 2) AND draw >= 0.050000 AND draw < 0.525000"
+    )
+    tiny = run._open(plan.trials[1], reference, {}, 3).manifest.pretrain
+    assert tiny is not None
+    ratio = tiny.optimizer.learning_rate / section.optimizer.learning_rate
+    assert ratio == pytest.approx(0.01)
+    assert tiny.optimizer.weight_decay == section.optimizer.weight_decay
+
+
+def prepared(plan: AblationPlan) -> ablation.AblationRun:
+    """A run whose held-out text exists."""
+    documents = Path("held-out.jsonl").resolve()
+    documents.write_text('{"text": "three four five"}\n')
+    Path("held").mkdir(exist_ok=True)
+    Path("held/packed.json").write_text("{}")
+    held_out = HeldOut(Path("held").resolve(), documents, 0.05)
+    return ablation.AblationRun(plan, (), held_out, lambda event: None)
+
+
+TOKENS = {"no-dedup": 40_000, "strict": 10_000}
+EFFECTS = {"no-dedup": 0.05, "no-books": 0.0, "strict": -0.03, "plain": 0.0001}
+
+
+@pytest.fixture
+def planted(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Trainings with planted bits per byte: the effect of the arm, noise of the seed
+    that all arms share, and a little noise of their own. Returns the trained arms.
+    """
+    trained: list[str] = []
+    current: list[Variant] = []
+    train = ablation.AblationRun._train
+
+    def train_known(run: Any, trial: Any, variant: Variant, pool: Any) -> Any:
+        current[:] = [variant]
+        trained.append(variant.name)
+        return train(run, trial, variant, pool)
+
+    def packed(session: Session) -> dict[str, Any]:
+        variant = current[0]
+        tokens = TOKENS.get(variant.name, 20_000)
+        return {
+            "realised": {
+                "web": {"available_tokens": tokens, "epochs": 0.5},
+                "books": {"available_tokens": 1000, "epochs": 2.0},
+            }
+        }
+
+    def measured(session: Session, seed: int, weights: str) -> Proxy:
+        assert weights == "validation_average"
+        variant = current[0]
+        effect = EFFECTS.get(variant.name, 0.0)
+        effect += 1.0 * variant.shuffled + 0.02 * (variant.copies > 1)
+        shared = np.random.default_rng(seed + variant.shift).normal(0, 0.05)
+        key = zlib.crc32(f"{variant.name} {seed}".encode())
+        own = np.random.default_rng(key).normal(0, 0.001)
+        value = 2.0 + effect + shared + own
+        return Proxy(seed, "f", {"web": value, "books": value + 1.0})
+
+    monkeypatch.setattr(ablation.AblationRun, "_train", train_known)
+    monkeypatch.setattr(ablation, "run_in_sequence", lambda *args, **keys: None)
+    monkeypatch.setattr(ablation, "packed_manifest", packed)
+    monkeypatch.setattr(ablation, "measured", measured)
+    monkeypatch.setattr(
+        ablation, "set_aside", lambda plan, *args: prepared(plan).held_out
+    )
+    return trained
+
+
+def ablated(*options: str) -> Any:
+    command = ["ablate", "small.yaml", "--arms", "arms.yaml", "--store", "store"]
+    result = CliRunner().invoke(app, [*command, *options])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_planted_differences_are_decided_and_controls_hold(
+    planted: list[str],
+) -> None:
+    report = json.loads(ablated("--json").stdout)
+    assert report["decisions"] == {
+        "no-dedup": "worse",
+        "no-books": "cannot tell",
+        "plain": "cannot tell",
+        "strict": "better",
+    }
+    assert report["can_tell"] is True
+    assert report["earlier_rule"] is None
+    assert report["seeds"] == [3, 4, 5, 6, 7]
+    assert report["target"] == {"web": 0.5, "books": 0.5}
+    assert len(report["trials"]) == 2
+    arms = {arm["arm"]: arm for arm in report["trials"][0]["arms"]}
+    strict = arms["strict"]
+    assert strict["difference"]["mean"] == pytest.approx(-0.03, abs=0.003)
+    assert strict["difference"]["agreement"] == 1.0
+    assert (strict["tokens_kept"], strict["epochs"]) == (11_000, 2.0)
+    # The random drops are reference documents, and those of the larger arm.
+    assert strict["random_drop"]["mean"] == pytest.approx(-0.03, abs=0.003)
+    assert arms["no-dedup"]["random_drop"]["mean"] == pytest.approx(0.0, abs=0.003)
+    assert arms["plain"]["random_drop"] is None
+    controls = {control["name"]: control for control in report["trials"][0]["controls"]}
+    assert {name: control["holds"] for name, control in controls.items()} == {
+        "other seeds": True,
+        "shuffled words": True,
+        "half duplicated": True,
+    }
+    trial = ["reference", "no-dedup", "no-books", "plain", "strict"]
+    trial += ["random drop for no-dedup", "random drop for strict"]
+    trial += ["other seeds", "shuffled words", "half duplicated"]
+    assert planted == trial * 2
+    assert json.loads(Path("small-ablation.json").read_text()) == report
+    assert "<svg" in Path("small-ablation.html").read_text()
+
+
+@pytest.mark.usefixtures("planted")
+def test_quick_takes_fewer_trainings_and_another_rule_is_noticed() -> None:
+    report = json.loads(ablated("--json", "--quick").stdout)
+    assert report["seeds"] == [3, 4, 5]
+    assert [trial["trial"] for trial in report["trials"]] == [
+        {"pool": "equal_tokens", "size": "50k", "rate": "tuned"}
+    ]
+    again = json.loads(ablated("--json", "--quick").stdout)
+    assert again["earlier_rule"] is None
+    Path("arms.yaml").write_text(ARMS + "decide: {smallest_difference: 0.04}\n")
+    later = json.loads(ablated("--json", "--quick").stdout)
+    assert later["earlier_rule"]["decide"]["smallest_difference"] == 0.002
+    assert later["decisions"]["strict"] == "cannot tell"
+
+
+@pytest.mark.usefixtures("planted")
+def test_printed_report_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = ablated("--quick").stdout
+    assert all(len(line) <= 80 for line in printed.splitlines())
+    lines = [line.split() for line in printed.splitlines()]
+    assert [line[0] for line in lines if line[-1:] in (["better"], ["worse"])] == [
+        "strict",
+        "no-dedup",
+    ]
+
+
+@pytest.mark.usefixtures("planted")
+def test_insensitive_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shuffled words and duplicates make no difference."""
+    real = ablation.measured
+    monkeypatch.setattr(
+        ablation,
+        "measured",
+        lambda session, seed, weights: Proxy(seed, "f", {"web": 2.0 + seed}),
+    )
+    assert real is not None
+    report = json.loads(ablated("--json", "--quick").stdout)
+    assert report["can_tell"] is False
+    assert set(report["decisions"].values()) == {"cannot tell"}
+
+
+@pytest.mark.usefixtures("planted")
+def test_smaller_sizes_are_compared_with_the_largest() -> None:
+    Path("arms.yaml").write_text(ARMS + "sizes: [50k, 400k]\nrates: {tuned: 1.0}\n")
+    report = json.loads(ablated("--json").stdout)
+    (agreement,) = report["agreement"]
+    assert (agreement["size"], agreement["pairs"], agreement["decisions"]) == (
+        "50k",
+        1.0,
+        1.0,
+    )
+
+
+@given(st.text(alphabet="ab \n"))
+def test_shuffled_words_stay_in_their_lines(text: str) -> None:
+    shuffled = shuffle_words(text)
+    assert shuffled == shuffle_words(text)
+    for line, before in zip(shuffled.split("\n"), text.split("\n"), strict=True):
+        assert Counter(line.split(" ")) == Counter(before.split(" "))
