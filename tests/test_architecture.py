@@ -192,6 +192,20 @@ def test_a_manifest_is_opened_without_what_only_stages_need(tmp_path: Path) -> N
     assert loaded & {"torch", "apache_beam", "prefect", "numba"} == set()
 
 
+@pytest.mark.slow
+def test_a_report_is_written_without_what_only_stages_need() -> None:
+    """Thresholds of steps are imported when they are shown."""
+    steps = "['filter', 'langid', 'quality', 'dedup']"
+    loaded = modules_loaded_by(
+        "import gristmill.flows.report.report\n"
+        "import gristmill.flows.report.terminal_summary\n"
+        "from gristmill.flows.stages.registry import prepare_step\n"
+        "from gristmill.flows.stages.stage import imported\n"
+        f"for step in {steps}: imported(prepare_step(step).rules)"
+    )
+    assert loaded & {"torch", "apache_beam", "prefect", "numba"} == set()
+
+
 def test_the_package_loads_nothing_that_is_not_asked_for() -> None:
     loaded = modules_loaded_by(
         "import gristmill; gristmill.__version__; dir(gristmill)"

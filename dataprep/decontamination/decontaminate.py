@@ -34,7 +34,11 @@ from gristmill.dataprep.decontamination.contamination import (
     is_over,
 )
 from gristmill.dataprep.decontamination.cut_span import widen, words_left
-from gristmill.dataprep.decontamination.evaluation_sets import Part, read_parts
+from gristmill.dataprep.decontamination.evaluation_sets import (
+    Part,
+    SetReport,
+    read_parts,
+)
 from gristmill.dataprep.decontamination.ngram import (
     Hits,
     build_index,
@@ -130,23 +134,6 @@ def match_table(
         ),
     }
     return pa.table(columns).cast(MATCH_SCHEMA)
-
-
-@dataclass(frozen=True)
-class SetReport:
-    """Items of an evaluation set.
-
-    Attributes:
-        items: number of items.
-        checked: items with counted n-grams.
-        contaminated: items of documents above the thresholds.
-        contaminated_share: of the checked items.
-    """
-
-    items: int
-    checked: int
-    contaminated: int
-    contaminated_share: float
 
 
 def report_sets(

@@ -83,6 +83,23 @@ class EvaluationSetError(ValueError):
 
 
 @dataclass(frozen=True)
+class SetReport:
+    """Items of an evaluation set.
+
+    Attributes:
+        items: number of items.
+        checked: items with counted n-grams.
+        contaminated: items of documents above the thresholds.
+        contaminated_share: of the checked items.
+    """
+
+    items: int
+    checked: int
+    contaminated: int
+    contaminated_share: float
+
+
+@dataclass(frozen=True)
 class Part:
     """Text of an evaluation item.
 

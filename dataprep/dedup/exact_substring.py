@@ -33,7 +33,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from typing_extensions import TypedDict
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import (
@@ -49,6 +48,7 @@ from gristmill.dataprep.dedup.ngram_windows import (
     find_windows,
     near,
 )
+from gristmill.dataprep.dedup.repeats import Repeat
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.edits import EDITS, cuts_array
@@ -122,22 +122,6 @@ copy has the smallest values.
 
 Numbers = dict[str, int]
 """Result of a task that sends rows: numbers of rows and windows by name."""
-
-
-class Repeat(TypedDict):
-    """Repeated passage.
-
-    Attributes:
-        text: its beginning.
-        document: id of the document with the first copy, in hexadecimal digits.
-        begin: first byte in that document.
-    """
-
-    words: int
-    copies: int
-    text: str
-    document: str
-    begin: int
 
 
 class CutRepeats(Counted):

@@ -35,6 +35,7 @@ from gristmill.dataprep.annotate_batches import (
     read_judged,
 )
 from gristmill.dataprep.conservation import Counted, Counts, balance
+from gristmill.dataprep.dedup.repeats import RepeatedUnit
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.edits import EDITS, cuts_array
@@ -291,21 +292,6 @@ class UnitCounts:
     repeated: int
     removed: int
     bytes_cut: int
-
-
-@dataclass(frozen=True)
-class RepeatedUnit:
-    """Unit of many documents.
-
-    Attributes:
-        documents: number of documents with it.
-        text: its beginning.
-        document: id of the document that keeps it, or would with `cut_all`.
-    """
-
-    documents: int
-    text: str
-    document: str
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ has its own name, `de/gopher_quality/min_words`; general rules keep theirs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import NotRequired
@@ -31,6 +31,7 @@ from gristmill.dataprep.conservation import (
     histogram,
 )
 from gristmill.dataprep.documents import Inputs, read_shard, spread
+from gristmill.dataprep.filters.replayed_rules import prefix_of
 from gristmill.dataprep.filters.rule_sets import (
     column_edges,
     columns_read,
@@ -48,11 +49,6 @@ from gristmill.dataprep.thresholds import (
     count_failures,
     failures,
     first_failures,
-)
-from gristmill.dataprep.whatif_thresholds import (
-    Rule,
-    remember_last,
-    threshold_rules,
 )
 from gristmill.dataprep.words.language_words import tokenizer_of
 from gristmill.dataprep.words.spacy_words import load_tokenizer
@@ -275,13 +271,6 @@ def rules_by_entry(section: Filter) -> dict[str, Rules]:
     return entries
 
 
-def prefix_of(entry: str) -> str:
-    """Return the prefix of the names of an entry's rules; empty for the general
-    ones.
-    """
-    return "" if entry == GENERAL_RULES else f"{entry}/"
-
-
 def entries_of(rows: pa.Table, section: Filter) -> np.ndarray:
     """Return the entry whose rules judge each of n documents: objects of shape (n,),
     None if no rules do.
@@ -299,52 +288,3 @@ def entries_of(rows: pa.Table, section: Filter) -> np.ndarray:
 
     languages = map(entry_of, rows["language"].to_pylist(), rows["script"].to_pylist())
     return np.array(list(languages), object)
-
-
-def rules(
-    stage: str, section: Filter, measured_columns: Collection[str]
-) -> Iterator[Rule]:
-    """Yield the thresholds of the chosen rule sets, for replaying."""
-    rules_of_entry = {**section.by_language, GENERAL_RULES: section.rules}
-    numbers = {entry: number for number, entry in enumerate(rules_of_entry)}
-
-    @remember_last
-    def judged_by(columns: Columns) -> np.ndarray:
-        """Return the number of the entry whose rules judged each document; -1 if no
-        rules did.
-        """
-        return np.array(
-            [numbers.get(entry, -1) for entry in columns[RULES_LANGUAGE]], np.int64
-        )
-
-    for entry, entry_rules in rules_of_entry.items():
-        location = (
-            f"{stage}.rules"
-            if entry == GENERAL_RULES
-            else f"{stage}.by_language.{entry}"
-        )
-        for name, thresholds in entry_rules.sets.items():
-            for rule in threshold_rules(
-                thresholds, f"{location}.{name}", prefix_of(entry) + name
-            ):
-                if not section.by_language:
-                    yield rule
-                    continue
-                fails_in_entry = partial(
-                    _fails_in_entry, judged_by, numbers[entry], rule.fails
-                )
-                yield replace(
-                    rule, fails=fails_in_entry, reads=(*rule.reads, RULES_LANGUAGE)
-                )
-
-
-def _fails_in_entry(
-    judged_by: Callable[[Columns], np.ndarray],
-    number: int,
-    fails: Callable[[Columns], np.ndarray],
-    columns: Columns,
-) -> np.ndarray:
-    """Return True for the documents that an entry's rules have judged and that fail a
-    rule.
-    """
-    return fails(columns) & (judged_by(columns) == number)

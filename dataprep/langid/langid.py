@@ -8,7 +8,7 @@ and FineWeb (Penedo et al. 2024).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,8 +48,6 @@ from gristmill.dataprep.runners.tasks import (
     run_tasks,
     shard_tasks,
 )
-from gristmill.dataprep.thresholds import Columns
-from gristmill.dataprep.whatif_thresholds import Rule, remember_last
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.langid import LanguageId
 
@@ -257,64 +255,3 @@ def judge(language: Language, score: float, wanted: Wanted) -> str | None:
     if threshold is None:
         return "language"
     return "language_score" if score < threshold else None
-
-
-def rules(
-    stage: str, section: LanguageId, measured_columns: Collection[str]
-) -> Iterator[Rule]:
-    """Rules for replay: wanted languages, and their least scores."""
-    thresholds = wanted_languages(section)
-    reads = ("language", "script") if "script" in measured_columns else ("language",)
-    numbers = {name: number for number, name in enumerate(thresholds)}
-
-    @remember_last
-    def matches(columns: Columns) -> np.ndarray:
-        """Index of each document's language in `thresholds`: -1 if it is not wanted, -2
-        if unknown.
-        """
-        codes = columns["language"]
-        scripts = columns.get("script", np.full(len(codes), None, object))
-        matched = [
-            -2 if code is None else best_match(Language(code, script or ""), numbers)
-            for code, script in zip(codes, scripts, strict=True)
-        ]
-        return np.array(
-            [-1 if number is None else number for number in matched], np.int64
-        )
-
-    yield Rule(
-        "language",
-        f"{stage}.keep",
-        "language",
-        tuple(section.keep),
-        lambda columns: matches(columns) == -1,
-        reads,
-    )
-
-    def score_rule(
-        key: str, bound: float, first: int, last: int, part: str, unless: str
-    ) -> Rule:
-        """Rule of the languages numbered from `first` to `last`."""
-
-        def is_unsure(columns: Columns) -> np.ndarray:
-            matched = matches(columns)
-            below: np.ndarray = columns["language_score"] < bound
-            return below & (first <= matched) & (matched <= last)
-
-        return Rule(
-            "language_score",
-            f"{stage}.{key}",
-            "language_score",
-            bound,
-            is_unsure,
-            (*reads, "language_score"),
-            part=part,
-            unless=unless,
-        )
-
-    if isinstance(section.keep, Mapping):
-        for number, (key, bound) in enumerate(section.keep.items()):
-            yield score_rule(f"keep.{key}", bound, number, number, key, "")
-    else:
-        every = len(thresholds) - 1
-        yield score_rule("threshold", section.threshold, 0, every, "", "language")

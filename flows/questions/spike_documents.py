@@ -14,8 +14,6 @@ from typing import Any
 
 from gristmill.core.files import read_json
 from gristmill.core.store import StageFolder
-from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.row_provenance import known_of
 
 
 def spike_reports(folder: StageFolder) -> list[dict[str, Any]]:
@@ -43,6 +41,9 @@ def with_origins(
     suspects = {document for report in reports for document in report["suspects"]}
     if not suspects:
         return reports
+    from gristmill.tokenize.packed import PackedSet
+    from gristmill.tokenize.row_provenance import known_of
+
     with closing(PackedSet(mix)) as packed:
         origins = known_of(packed, inputs, suspects)
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gristmill.dataprep.conservation import ranked
-from gristmill.dataprep.quality.quality import DistilledAgreement
+from gristmill.dataprep.quality.separation import DistilledAgreement
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages import pictures
 from gristmill.flows.pages.page_elements import (

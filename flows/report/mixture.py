@@ -28,7 +28,7 @@ from gristmill.flows.report.stage_summaries import (
 )
 from gristmill.flows.stages.registry import TOKENIZER
 from gristmill.tokenize.encoding.token_report import GroupTokens
-from gristmill.tokenize.packing.packing import PackingCost
+from gristmill.tokenize.packing.packing_cost import PackingCost
 
 MOST_LANGUAGES = 20
 FAST_ENCODER = "gigatoken"

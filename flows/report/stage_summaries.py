@@ -12,18 +12,17 @@ from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from gristmill.dataprep.decontamination.decontaminate import SetReport
-from gristmill.dataprep.dedup.exact_substring import Repeat
-from gristmill.dataprep.dedup.lines import RepeatedUnit
+from gristmill.dataprep.decontamination.evaluation_sets import SetReport
+from gristmill.dataprep.dedup.repeats import Repeat, RepeatedUnit
 from gristmill.dataprep.examples.kept_examples import PreparedSet
 from gristmill.dataprep.examples.preferences import Audit
 from gristmill.dataprep.llm.generated_documents import GeneratedSource
-from gristmill.dataprep.quality.quality import DistilledAgreement
+from gristmill.dataprep.quality.separation import DistilledAgreement
 from gristmill.dataprep.readers.document_shards import Loss
 from gristmill.flows.pages.page_elements import ByName, Measure
 from gristmill.tokenize.encoding.token_report import GroupTokens
 from gristmill.tokenize.mixing.mix_summary import MixedPhase
-from gristmill.tokenize.packing.packing import PackingCost
+from gristmill.tokenize.packing.packing_cost import PackingCost
 
 Kind = TypeVar("Kind")
 _adapters: dict[object, TypeAdapter[Any]] = {}

@@ -117,7 +117,7 @@ STAGE = Stage(
     step=PrepareStep(
         Filter,
         columns,
-        rules="gristmill.dataprep.filters.filter:rules",
+        rules="gristmill.dataprep.filters.replayed_rules:rules",
     ),
     requirements=Requirements(libraries=libraries, preload=preload),
     display=Display(

@@ -65,7 +65,7 @@ STAGE = Stage(
         LanguageId,
         lambda section: ["language", "language_score", "script"],
         pinned_files,
-        rules="gristmill.dataprep.langid.langid:rules",
+        rules="gristmill.dataprep.langid.replayed_rules:rules",
     ),
     display=Display(report=("gristmill.flows.report.document_sections:languages",)),
 )

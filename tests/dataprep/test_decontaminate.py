@@ -17,7 +17,7 @@ import pytest
 
 from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.decontamination import decontaminate
-from gristmill.dataprep.decontamination.decontaminate import SetReport
+from gristmill.dataprep.decontamination.evaluation_sets import SetReport
 from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.whatif_thresholds import judge_shard, rules_of
 from gristmill.mixtures.steps.decontaminate import Decontaminate

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from gristmill.dataprep.documents import read_documents, write_table
 from gristmill.dataprep.filters import filter as filter_stage
+from gristmill.dataprep.filters import replayed_rules as filter_rules
 from gristmill.dataprep.filters.filter import judge
 from gristmill.dataprep.whatif_thresholds import judge_shard, rules_of, short_name
 from gristmill.mixtures.base import RECIPE
@@ -342,7 +343,7 @@ def test_replayed_bounds_of_one_language_equal_a_run(
     }
     columns = pq.read_table(tmp_path / "filter" / SHARD).column_names
     rules = [
-        rules_of(filter_stage.rules, "filter", section, columns) for section in sections
+        rules_of(filter_rules.rules, "filter", section, columns) for section in sections
     ]
     old, new = judge_shard(inputs, SHARD, "filter", *rules)
     assert new.keep.tolist() == truth["keep"].to_pylist()

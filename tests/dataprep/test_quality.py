@@ -36,7 +36,7 @@ from gristmill.dataprep.quality.labelled_examples import (
     draw,
     split_draws,
 )
-from gristmill.dataprep.quality.quality import area_under_curve
+from gristmill.dataprep.quality.separation import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
 from tests.dataprep.kneser_ney_reference import PlainModel
 from tests.dataprep.random_models import Shape, write_classifier, write_model

@@ -14,7 +14,8 @@ import pytest
 from gristmill.dataprep.decontamination import decontaminate
 from gristmill.dataprep.documents import annotate, read_documents, write_table
 from gristmill.dataprep.filters import filter as filter_stage
-from gristmill.dataprep.langid import langid
+from gristmill.dataprep.filters import replayed_rules as filter_rules
+from gristmill.dataprep.langid import replayed_rules
 from gristmill.dataprep.whatif_thresholds import (
     Rule,
     Verdicts,
@@ -71,7 +72,7 @@ def test_replayed_bounds_equal_a_run(
     inputs = {"ingest": ingest, "filter": tmp_path / "stored"}
     columns = stored.column_names
     rules = [
-        rules_of(filter_stage.rules, "filter", section, columns)
+        rules_of(filter_rules.rules, "filter", section, columns)
         for section in (before, after)
     ]
     old, new = judge_shard(inputs, SHARD, "filter", *rules)
@@ -110,7 +111,7 @@ def test_replay_keeps_quarantined_and_otherwise_dropped_documents(
     )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
     rules = [
-        rules_of(langid.rules, "langid", section, table.column_names)
+        rules_of(replayed_rules.rules, "langid", section, table.column_names)
         for section in (before, after)
     ]
     old, new = judge_shard(inputs, SHARD, "langid", *rules)
@@ -127,7 +128,7 @@ def test_rules_need_a_measured_statistic() -> None:
     names = [
         rule.name
         for rule in rules_of(
-            filter_stage.rules, "filter", section, ["words", "stop_words"]
+            filter_rules.rules, "filter", section, ["words", "stop_words"]
         )
     ]
     assert names == [
@@ -154,7 +155,7 @@ def test_samples_are_the_documents_next_to_the_cut() -> None:
 def test_languages_have_their_own_thresholds() -> None:
     section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
     other_languages, english, german = rules_of(
-        langid.rules, "langid", section, ["language", "language_score"]
+        replayed_rules.rules, "langid", section, ["language", "language_score"]
     )
     columns = {
         "language": np.array(["en", "de", "fr", "de", None], object),
@@ -184,7 +185,10 @@ def test_script_threshold_precedes_those_of_its_language_and_of_star() -> None:
         {"keep": {"sr": 0.5, "srp_Cyrl": 0.9, "*": 0.3}}
     )
     rules = rules_of(
-        langid.rules, "langid", section, ["language", "language_score", "script"]
+        replayed_rules.rules,
+        "langid",
+        section,
+        ["language", "language_score", "script"],
     )
     columns = {
         "language": np.array(["sr", "sr", "fr", None], object),
@@ -203,7 +207,7 @@ def test_script_threshold_precedes_those_of_its_language_and_of_star() -> None:
 def test_rules_with_a_shared_reason_count_their_own_drops() -> None:
     section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
     other_languages, english, german = rules_of(
-        langid.rules, "langid", section, ["language", "language_score"]
+        replayed_rules.rules, "langid", section, ["language", "language_score"]
     )
     summary = {
         "counts": {"dropped": {"language": 3, "language_score": 2}},

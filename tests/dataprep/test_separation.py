@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.quality.quality import (
+from gristmill.dataprep.quality.separation import (
     area_under_curve,
     best_cut,
     measure_cut,

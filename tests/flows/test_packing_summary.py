@@ -10,7 +10,7 @@ from rich.console import Console
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.mixture import Waste, packing, packing_table, waste_of
-from gristmill.tokenize.packing.packing import PackingCost
+from gristmill.tokenize.packing.packing_cost import PackingCost
 from tests.flows.rendered import facts_of, html_of
 
 COST = {

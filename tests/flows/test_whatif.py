@@ -20,7 +20,7 @@ from gristmill.dataprep.documents import (
     document_id,
     write_table,
 )
-from gristmill.dataprep.filters import filter as filter_stage
+from gristmill.dataprep.filters import replayed_rules as filter_rules
 from gristmill.dataprep.whatif_thresholds import rules_of
 from gristmill.flows.questions.whatif import (
     MOST_IDLE,
@@ -83,7 +83,7 @@ def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, Thr
     """Return the thresholds of `filtered` documents by key."""
     inputs = filtered(folder, shards)
     rules = rules_of(
-        filter_stage.rules, "filter", SECTION, ["words", "mean_word_length"]
+        filter_rules.rules, "filter", SECTION, ["words", "mean_word_length"]
     )
     with (
         patch("gristmill.flows.questions.whatif._measured_inputs", return_value=inputs),
@@ -139,7 +139,7 @@ def test_passing_samples_fail_no_other_rule(tmp_path: Path) -> None:
     current_rules, looser_rules = (
         {
             "filter": rules_of(
-                filter_stage.rules, "filter", section, ["words", "mean_word_length"]
+                filter_rules.rules, "filter", section, ["words", "mean_word_length"]
             )
         }
         for section in (SECTION, looser)

@@ -17,10 +17,10 @@ from gristmill.tokenize.packing.best_fit import (
 )
 from gristmill.tokenize.packing.packing import (
     Packing,
-    PackingCost,
     RowCounts,
     cut,
 )
+from gristmill.tokenize.packing.packing_cost import PackingCost
 
 LENGTH = 8
 PACKINGS = [Packing(LENGTH, best_fit) for best_fit in (False, True)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from gristmill.mixtures.schema.mix import Mix
 from gristmill.mixtures.schema.sources import MixedSource
 from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.packed_files import ShardEntry
-from gristmill.tokenize.packing.packing import PackingCost
-from gristmill.tokenize.packing.row_layout import Layout
-from gristmill.tokenize.packing.write_shards import WrittenShard
+from gristmill.tokenize.packing.packing_cost import PackingCost
+
+if TYPE_CHECKING:
+    from gristmill.tokenize.packing.row_layout import Layout
+    from gristmill.tokenize.packing.write_shards import WrittenShard
 
 LIMITS = {"max_epochs", "where", "epochs"}
 """Settings of a source that the summary repeats beside its share."""

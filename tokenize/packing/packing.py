@@ -24,6 +24,7 @@ from gristmill.core.arrays import offsets_of
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.schema.mix import Mix
 from gristmill.tokenize.packing.best_fit import bin_of, deal_out
+from gristmill.tokenize.packing.packing_cost import PackingCost
 
 
 @dataclass(frozen=True)
@@ -256,27 +257,6 @@ def measure_rows(
         size = min(stop, end) - max(start, begin)
         totals[3] += size // length
         rests[size % length] += 1
-
-
-@dataclass(frozen=True)
-class PackingCost:
-    """Cost of packing the tokens [0, end) of a stream.
-
-    Attributes:
-        rows: of the packing.
-        tokens: of documents in them.
-        padding_tokens: in them.
-        documents: that begin before the end.
-        split_documents: documents cut at a row end.
-        split_tokens: tokens of these in [0, end).
-    """
-
-    rows: int
-    tokens: int
-    padding_tokens: int
-    documents: int
-    split_documents: int
-    split_tokens: int
 
 
 class RowCounts:

@@ -40,13 +40,13 @@ from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging, Runs
 from gristmill.tokenize.packing.packing import (
     Dealing,
     Packing,
-    PackingCost,
     Pieces,
     Places,
     RowCounts,
     cut,
     packing_of,
 )
+from gristmill.tokenize.packing.packing_cost import PackingCost
 from gristmill.tokenize.shuffle import (
     order_key,
     permute,
