@@ -9,12 +9,14 @@ Special tokens are left out: text that spells one is encoded as text.
 
 from __future__ import annotations
 
-import json
 import string
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
+
+import orjson
 
 from gristmill.tokenize.encoding.pretokens import GPT2, byte_characters
 from gristmill.tokenize.encoding.tokenizer_json import (
@@ -82,7 +84,8 @@ def read_known(tokenizer: Tokenizer) -> Known:
     added = _added_tokens(described, nfc)
     vocabulary = model["vocab"]
     pre_tokenizer = described["pre_tokenizer"]
-    first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    added_ids = (token["id"] for token in described["added_tokens"])
+    first = max(chain(vocabulary.values(), added_ids)) + 1
     stand_ins: list[list[int]] = []
     if byte_level:
         characters = byte_characters()
@@ -122,11 +125,11 @@ def read_known(tokenizer: Tokenizer) -> Known:
     # A duplicate merge has its later rank in the library and its first in gigatoken.
     last_first = dict.fromkeys(reversed(merges))
     pairs = [
-        pair
-        for pair in reversed(last_first)
-        if all(token in vocabulary for token in (*pair, "".join(pair)))
+        (left, right)
+        for left, right in reversed(last_first)
+        if left in vocabulary and right in vocabulary and left + right in vocabulary
     ]
-    if len(set(map("".join, pairs))) < len(pairs):
+    if len({left + right for left, right in pairs}) < len(pairs):
         # Two merges produce the same token, whose id gigatoken must not use as the
         # rank: repeating the first merge, which is otherwise ignored, prevents that.
         pairs.append(pairs[0])
@@ -142,7 +145,8 @@ def read_known(tokenizer: Tokenizer) -> Known:
             "ignore_merges": bool(model.get("ignore_merges")),
         },
     }
-    return Known(json.dumps(specification), byte_level, nfc, first, stand_ins)
+    text = orjson.dumps(specification).decode()
+    return Known(text, byte_level, nfc, first, stand_ins)
 
 
 def _plain(number: int, content: str) -> AddedToken:

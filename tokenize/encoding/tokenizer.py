@@ -195,18 +195,18 @@ def run(
     if section.path is not None and config.get("published"):
         published = configured_tokens(as_path(section.path).parent)
     write_tokenizer(tokenizer, out, template, section.end_of_text, published)
-    loaded = load(out)
+    written = for_documents(tokenizer, out)
     bytes_per_token = dict[str, float | None]()
     for source, texts in sample.measure.items():
-        number = sum(len(encoding.ids) for encoding in loaded.encode(texts))
+        number = sum(len(encoding.ids) for encoding in written.encode(texts))
         bytes_per_token[source] = (
             round(_text_bytes(texts) / number, 4) if number else None
         )
     return TokenizerSummary(
-        vocab_size=loaded.vocab_size,
-        sha256=loaded.sha256,
-        eos=loaded.eos,
-        pad=loaded.pad,
+        vocab_size=written.vocab_size,
+        sha256=written.sha256,
+        eos=written.eos,
+        pad=written.pad,
         external=section.path is not None,
         pretokenizer=None if section.path else section.pretokenizer,
         sample_bytes={
@@ -322,13 +322,20 @@ def load(folder: Path) -> TextTokenizer:
     """
     from tokenizers import Tokenizer
 
-    path = folder / TOKENIZER_FILE
-    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    text = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+    return for_documents(Tokenizer.from_str(text), folder)
+
+
+def for_documents(tokenizer: Tokenizer, folder: Path) -> TextTokenizer:
+    """Set up the tokenizer of a folder's tokenizer.json as one for documents.
+
+    Raises:
+        TokenizerError: it has no token that ends a text.
+    """
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
     eos, pad = read_end_and_pad(folder, tokenizer)
-    ids = tokenizer.get_vocab(with_added_tokens=True)
     counted = folder / "token_bytes.npy"
     if counted.exists():
         with counted.open("rb") as stream:
@@ -338,12 +345,12 @@ def load(folder: Path) -> TextTokenizer:
         token_bytes = count_token_bytes(tokenizer)
     return TextTokenizer(
         tokenizer,
-        _vocab_size(tokenizer),
+        len(token_bytes),
         special_ids(tokenizer),
-        ids[eos],
-        ids[pad],
+        tokenizer.token_to_id(eos),
+        tokenizer.token_to_id(pad),
         token_bytes,
-        sha256_file(path),
+        sha256_file(folder / TOKENIZER_FILE),
     )
 
 
@@ -433,8 +440,9 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """
     byte_level = _is_byte_level(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
-    sizes = np.zeros(_vocab_size(tokenizer), np.uint16)
-    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    sizes = np.zeros(max(vocabulary.values()) + 1, np.uint16)
+    for token, number in vocabulary.items():
         if number in added:
             sizes[number] = 0 if added[number].special else len(token.encode())
         elif byte_level:
@@ -460,8 +468,9 @@ def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
         characters = byte_characters()
         blanks = {characters[byte] for byte in range(0x80) if chr(byte).isspace()}
     special = tokenizer.get_added_tokens_decoder()
-    begins, ends = np.ones((2, _vocab_size(tokenizer)), bool)
-    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    begins, ends = np.ones((2, max(vocabulary.values()) + 1), bool)
+    for token, number in vocabulary.items():
         if number in special:
             continue
         begins[number] = not token.startswith(prefix) if prefix else token[:1] in blanks
@@ -472,10 +481,6 @@ def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
     """Return whether tokens spell one byte per character."""
     return "ByteLevel(" in f"{tokenizer.pre_tokenizer!r} {tokenizer.decoder!r}"
-
-
-def _vocab_size(tokenizer: Tokenizer) -> int:
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def _text_bytes(texts: Sequence[str]) -> int:

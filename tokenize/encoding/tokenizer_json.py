@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, NotRequired, TypedDict
+
+import orjson
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,4 +68,4 @@ class TokenizerJson(TypedDict):
 
 def describe(tokenizer: Tokenizer) -> TokenizerJson:
     """Content of the tokenizer.json of a tokenizer."""
-    return json.loads(tokenizer.to_str())
+    return orjson.loads(tokenizer.to_str())
