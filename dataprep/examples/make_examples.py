@@ -43,7 +43,7 @@ from gristmill.dataprep.examples.read_examples import (
 )
 from gristmill.dataprep.llm import judge_pairs
 from gristmill.dataprep.llm.batch_requests import with_problems
-from gristmill.dataprep.llm.client import Asking, RequestCounts
+from gristmill.dataprep.llm.client import Asking
 from gristmill.dataprep.llm.lineage import GENERATED, lineage_rows, write_lineage
 from gristmill.dataprep.llm.prompt_templates import (
     PromptTemplate,
@@ -51,6 +51,7 @@ from gristmill.dataprep.llm.prompt_templates import (
     read_template,
 )
 from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.dataprep.rewards.answer_checks import check_answers
 from gristmill.mixtures.schema.rl import columns_of
 from gristmill.mixtures.steps.asked_model import AskedModel

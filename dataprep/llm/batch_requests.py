@@ -13,8 +13,9 @@ from typing import Protocol, TypeVar
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import Inputs, read_shard
-from gristmill.dataprep.llm.client import Asking, RequestCounts
+from gristmill.dataprep.llm.client import Asking
 from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.dataprep.runners.tasks import (
     Done,
     Result,

@@ -31,9 +31,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NotRequired, Self
-
-from typing_extensions import TypedDict
+from typing import TYPE_CHECKING, Any, Self
 
 from gristmill.core.files import canonical_json
 from gristmill.core.secrets import mask_text, remember_secrets
@@ -57,6 +55,7 @@ from gristmill.dataprep.llm.prompting import (
     read_json_answer,
     shorten,
 )
+from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.dataprep.llm.response_parsing import (
     Completion,
     read_completion,
@@ -111,26 +110,6 @@ class _Endpoint:
     masked_url: str
     on_their_way: int = 0
     closed_until: float = 0.0
-
-
-class RequestCounts(TypedDict):
-    """Requests to a model and their costs, for the summary.
-
-    Attributes:
-        asked: requests to the endpoint.
-        kept: answers from the store.
-        money: cost, if the model has prices.
-    """
-
-    model: str
-    asked: int
-    kept: int
-    retried: int
-    repaired: int
-    unusable: int
-    prompt_tokens: int
-    answer_tokens: int
-    money: NotRequired[float]
 
 
 @dataclass

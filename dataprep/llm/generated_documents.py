@@ -43,7 +43,6 @@ from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.documents import Inputs, document_id
 from gristmill.dataprep.inner_steps import run_step
 from gristmill.dataprep.llm.batch_requests import ask_tasks
-from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.lineage import (
     GENERATED,
     SCHEMA,
@@ -52,6 +51,7 @@ from gristmill.dataprep.llm.lineage import (
 )
 from gristmill.dataprep.llm.prompt_templates import read_lines, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.llm.request_counts import GeneratedSource
 from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
@@ -97,35 +97,6 @@ class GenerateRecipe:
     generate: Mapping[str, Recipe]
     order: Sequence[str]
     seed: int
-
-
-@dataclass(frozen=True)
-class GeneratedSource:
-    """Yield of a generated source.
-
-    Attributes:
-        style: of its prompt, or the template.
-        made_from: names of the parents' sources.
-        parents: number of parents that the preparing steps kept.
-        eligible: of these, within its share.
-        used: of these, within its limit.
-        requests: number of new documents that were requested.
-        kept, dropped, quarantined: new documents by outcome.
-        bytes: of the kept ones.
-        asked: requests and costs; empty if all documents were written before.
-    """
-
-    style: str
-    made_from: Sequence[str]
-    parents: int
-    eligible: int
-    used: int
-    requests: int
-    kept: int
-    dropped: Mapping[str, int]
-    quarantined: int
-    bytes: int
-    asked: RequestCounts | dict[str, int]
 
 
 @dataclass(frozen=True)

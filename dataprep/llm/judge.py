@@ -38,9 +38,9 @@ from gristmill.dataprep.llm.batch_requests import (
     ask_tasks,
     count_judged,
 )
-from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
+from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.dataprep.user_code.own_documents import read_judged_columns

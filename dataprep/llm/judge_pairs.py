@@ -30,13 +30,13 @@ from gristmill.dataprep.llm.batch_requests import (
     count_judged,
     first_error,
 )
-from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.prompt_templates import (
     PromptTemplate,
     read_lines,
     read_template,
 )
 from gristmill.dataprep.llm.prompting import Answer, Request, Schema
+from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe

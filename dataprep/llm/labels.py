@@ -13,10 +13,10 @@ import numpy as np
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import Inputs, as_numbers
 from gristmill.dataprep.llm.batch_requests import ShardPrompts, ask_shards
-from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.judge import GIVEN, column_of, read_prompts
 from gristmill.dataprep.llm.prompt_templates import read_template
 from gristmill.dataprep.llm.prompting import Answer
+from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.mixtures.steps.quality import Judge
 
 

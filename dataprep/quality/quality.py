@@ -47,8 +47,8 @@ from gristmill.dataprep.encoders.distil_classifier import (
     count_confusion,
     write_asked,
 )
-from gristmill.dataprep.llm.client import RequestCounts
 from gristmill.dataprep.llm.labels import JudgeReport
+from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.dataprep.quality.labelled_examples import draw
 from gristmill.dataprep.quality.quality_models import (
     CHARACTERS,

@@ -16,7 +16,7 @@ from gristmill.dataprep.decontamination.evaluation_sets import SetReport
 from gristmill.dataprep.dedup.repeats import Repeat, RepeatedUnit
 from gristmill.dataprep.examples.kept_examples import PreparedSet
 from gristmill.dataprep.examples.preferences import Audit
-from gristmill.dataprep.llm.generated_documents import GeneratedSource
+from gristmill.dataprep.llm.request_counts import GeneratedSource
 from gristmill.dataprep.quality.separation import DistilledAgreement
 from gristmill.dataprep.readers.document_shards import Loss
 from gristmill.flows.pages.page_elements import ByName, Measure

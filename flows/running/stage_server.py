@@ -54,7 +54,8 @@ FIRST = (
     "gristmill.flows.running.execute",
     "gristmill.dataprep.documents",
     "gristmill.dataprep.readers.ingest",
-    "pyarrow.dataset",
+    "pyarrow.acero",
+    "psutil",
 )
 """Modules that all such stages need."""
 LATER = ("gristmill.dataprep.text.preload",)
