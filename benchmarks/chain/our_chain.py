@@ -155,6 +155,8 @@ class Chain:
             "PREFECT_HOME": str(self.folder / "prefect"),
             "COLUMNS": "120",
         }
+        # an installed package has byte code
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with open(self.folder / "log", "wb") as log:
             start, cpu_before = time.perf_counter(), _children_seconds()
             process = subprocess.Popen(
