@@ -80,6 +80,15 @@ def draw(
     return template.render(x=x, y=y, marks=marks, names=list(names), height=height)
 
 
+def draw_rows(
+    labels: Sequence[str], x: Axis, marks: Iterable[Mark], names: Iterable[str] = ()
+) -> str:
+    """Marks in labelled rows, the first on top."""
+    ticks = list(map(Tick, range(len(labels)), labels))
+    rows = Axis(len(labels) - 0.5, -0.5, ticks, has_lines=False)
+    return draw(x, rows, marks, names, ROW_HEIGHT * (len(labels) + 1))
+
+
 def number_axis(values: Iterable[float], label: str) -> Axis:
     """Axis around values, with ticks at multiples of 1, 2 or 5 times a power of ten
     (Heckbert, "Nice Numbers for Graph Labels", Graphics Gems, 1990).
@@ -142,14 +151,8 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str) 
             begin, end = end, end + width
             corners = [(begin, row - HALF_BAR), (end, row + HALF_BAR)]
             marks.append(Mark("bar", corners, names.index(name)))
-    labels = [Tick(row, label) for row, (label, _) in enumerate(rows)]
-    return draw(
-        size_axis((mark.points[1][0] for mark in marks), x_label),
-        Axis(len(rows) - 0.5, -0.5, labels, has_lines=False),
-        marks,
-        names,
-        ROW_HEIGHT * (len(rows) + 1),
-    )
+    widths = size_axis((mark.points[1][0] for mark in marks), x_label)
+    return draw_rows([label for label, _ in rows], widths, marks, names)
 
 
 def histogram(
@@ -204,14 +207,11 @@ def dot_map(
     """Dots (x, y, number of their colour) in a square, and texts (x, y, text) over
     them.
     """
-    places = np.reshape([dot[:2] for dot in dots], (-1, 2))
-    low, high = places.min(axis=0, initial=0), places.max(axis=0, initial=0)
-    reach = (0.5 + MARGIN) * float(max(high - low)) or 1.0
-    middles = ((low + high) / 2).tolist()
-    x_axis, y_axis = (Axis(middle - reach, middle + reach) for middle in middles)
+    values = [value for x, y, _ in dots for value in (x, y)]
+    axis = replace(number_axis(values, ""), ticks=())
     marks = [Mark("dots", [(x, y)], series) for x, y, series in dots]
     marks += [Mark("text", [(x, y)], text=text) for x, y, text in labels]
-    return draw(x_axis, y_axis, marks, height=SQUARE_HEIGHT)
+    return draw(axis, axis, marks, height=SQUARE_HEIGHT)
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], x_label: str) -> str:
@@ -223,10 +223,5 @@ def intervals(rows: Sequence[tuple[str, float, float, float]], x_label: str) -> 
     for row, (_, value, low, high) in enumerate(rows):
         marks.append(Mark("line", [(low, row), (high, row)]))
         marks.append(Mark("dots", [(value, row)]))
-    labels = [Tick(row, label) for row, (label, *_) in enumerate(rows)]
-    return draw(
-        number_axis([0.0, *ends], x_label),
-        Axis(len(rows) - 0.5, -0.5, labels, has_lines=False),
-        marks,
-        height=ROW_HEIGHT * (len(rows) + 1),
-    )
+    values = number_axis([0.0, *ends], x_label)
+    return draw_rows([label for label, *_ in rows], values, marks)

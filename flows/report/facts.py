@@ -5,11 +5,9 @@ report.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -164,43 +162,6 @@ class Facts:
         return self.summary(name, TrainingSummary)
 
 
-@dataclass
-class _Gathered:
-    """Facts with the commits that they were gathered from."""
-
-    session: Session | None = None
-    commits: ByName[str] = field(default_factory=dict)
-    facts: Facts = field(default_factory=Facts)
-    has_documents: bool = False
-
-
-_last = _Gathered()
-_gathering = threading.Lock()
-
-
-def gather_facts(session: Session, whole: bool = True) -> Facts:
-    """Everything that a summary or a report shows.
-
-    A run calls this for its report, its card in Prefect and its summary; only new
-    commits are read again.
-
-    Args:
-        session: an opened manifest.
-        whole: also topics of the report alone, which read the tables of all documents.
-    """
-    folders = committed_folders(session)
-    commits = commits_of(folders)
-    with _gathering:
-        if (
-            _last.session is not session
-            or _last.commits != commits
-            or _last.has_documents < whole
-        ):
-            _last.facts = _gather(session, folders, whole)
-            _last.session, _last.commits, _last.has_documents = session, commits, whole
-        return replace(_last.facts)
-
-
 def commits_of(folders: ByName[StageFolder]) -> dict[str, str]:
     """Stage -> text that differs between two of its commits."""
     return {
@@ -208,7 +169,14 @@ def commits_of(folders: ByName[StageFolder]) -> dict[str, str]:
     }
 
 
-def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Facts:
+def gather_facts(session: Session, whole: bool = True) -> Facts:
+    """Everything that a summary or a report shows.
+
+    Args:
+        session: an opened manifest.
+        whole: also topics of the report alone, which read the tables of all documents.
+    """
+    folders = committed_folders(session)
     summaries: dict[str, ByName[object]] = {}
     stages = []
     for name, node in session.plan.items():
@@ -239,7 +207,7 @@ def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Fact
         funnel(summaries, session.manifest.steps),
     )
     if INGEST in folders and whole:
-        facts.cuts = _cuts(session, folders, summaries)
+        facts.cuts = describe_cuts(session, committed_inputs(session), summaries)
     for name, folder in folders.items():
         kind = session.plan[name].stage
         if kind.training is not None:
@@ -252,23 +220,6 @@ def _gather(session: Session, folders: ByName[StageFolder], whole: bool) -> Fact
             if path is not None:
                 imported(path)(session, name, folder, facts)
     return facts
-
-
-def _cuts(
-    session: Session, folders: ByName[StageFolder], summaries: ByName[ByName[Any]]
-) -> Sequence[Cut]:
-    """The last cuts, unless documents were read or judged since."""
-    commits = commits_of(folders)
-    if (
-        _last.session is session
-        and _last.has_documents
-        and all(
-            _last.commits.get(name) == commits.get(name)
-            for name in (INGEST, *session.manifest.steps)
-        )
-    ):
-        return _last.facts.cuts
-    return describe_cuts(session, committed_inputs(session), summaries)
 
 
 TOPICS: dict[str, type[Summary]] = {

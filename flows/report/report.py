@@ -5,10 +5,8 @@ without a network.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,15 +51,6 @@ REPORT = "report.html"
 MINUTE = "%Y-%m-%d %H:%M"
 NOTE = re.compile("(<!--run-->).*?(<!--end of run-->)", re.DOTALL)
 """The line about the run of a page, as its template marks it."""
-_rendering = threading.Lock()
-
-
-def prerender_report(session: Session) -> None:
-    """Render the report ahead, whose facts are kept for it; an error shows when the
-    report is written.
-    """
-    with _rendering, suppress(Exception):
-        render_report(session, None)
 
 
 def write_report(session: Session, record: RunRecord) -> Path:
@@ -85,8 +74,7 @@ def write_report(session: Session, record: RunRecord) -> Path:
         note = str(escape(run_note(record.content)))
         text = NOTE.sub(lambda match: match[1] + note + match[2], text, count=1)
     else:
-        with _rendering:
-            text = render_report(session, record.content) + mark
+        text = render_report(session, record.content) + mark
     write_text(path, mask_known(text))
     return path
 

@@ -5,11 +5,12 @@ notification.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
-from gristmill.flows.report.prerender import prerenderer
 from gristmill.flows.running.events import RunRecorded, Subscriber, to_all
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.run import Runner
@@ -19,6 +20,8 @@ from gristmill.flows.running.stage_server import StageServer
 
 Start = Callable[[Runner, str, int], Pending]
 """(runner, stage, workers) -> the future of the started stage."""
+DELAY_SECONDS = 0.2
+"""Stages that are ready start before the report is imported."""
 log = logging.getLogger("gristmill.report")
 
 
@@ -46,7 +49,11 @@ def run_recorded(
         from gristmill.flows.running.lineage import LineageSender
 
         lineage = [LineageSender(session, record.content)]
-    emit = to_all(record.note, prerenderer(session), *subscribers, *lineage)
+    emit = to_all(record.note, *subscribers, *lineage)
+    if session.unfinished(stages, force):
+        import_ahead = threading.Timer(DELAY_SECONDS, import_report)
+        import_ahead.daemon = True
+        import_ahead.start()
     runner = session.runner(emit, server)
     num_workers = runner.engine.workers
     try:
@@ -78,3 +85,10 @@ def run_recorded(
         emit(RunRecorded(record.folder, report))
         notify(session, record)
     return record.folder
+
+
+def import_report() -> None:
+    """Import what the report needs, while stages work."""
+    import_module("gristmill.flows.report.report")
+    # and pandas, which Arrow imports for its first array
+    import_module("pyarrow.acero")
