@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gristmill.flows.python.document_frames import Documents
     from gristmill.flows.python.finished_run import Report, Run, StageOutput, Store
     from gristmill.flows.python.manifest_builder import Manifest
-    from gristmill.flows.python.run_api import plan, run
+    from gristmill.flows.python.run_api import ablate, plan, run
     from gristmill.flows.questions.compare import UnknownRunError
     from gristmill.flows.questions.explain import (
         Edit,
@@ -74,6 +74,16 @@ if TYPE_CHECKING:
     from gristmill.flows.running.output_identities import NothingToKeepError
     from gristmill.flows.running.run import StageFailedError
     from gristmill.flows.stages.plan import UnknownStageError
+    from gristmill.flows.sweeps.ablation import Trial
+    from gristmill.flows.sweeps.ablation_results import (
+        AblationResults,
+        ComparedArm,
+        ComparedTrial,
+        Control,
+        FailedArm,
+        SizeAgreement,
+    )
+    from gristmill.flows.sweeps.paired_differences import Difference
     from gristmill.mixtures.loader import ManifestError, Problem
     from gristmill.tokenize.packed_files import PackedSetError
     from gristmill.train.data.row_stream import RowStream, StreamError, stream
@@ -83,9 +93,14 @@ __version__ = "0.1.0"
 """The version of the distribution, which is built from this line."""
 
 __all__ = [
+    "AblationResults",
     "ChangedCut",
     "CheckpointStep",
+    "ComparedArm",
+    "ComparedTrial",
+    "Control",
     "CutSample",
+    "Difference",
     "DocumentCounts",
     "DocumentNotFoundError",
     "DocumentTrace",
@@ -94,6 +109,7 @@ __all__ = [
     "Edits",
     "Explanation",
     "ExpressionError",
+    "FailedArm",
     "Judgement",
     "Manifest",
     "ManifestError",
@@ -117,6 +133,7 @@ __all__ = [
     "SearchHit",
     "SearchHits",
     "Size",
+    "SizeAgreement",
     "StageFailedError",
     "StageOutput",
     "StageState",
@@ -134,6 +151,7 @@ __all__ = [
     "Threshold",
     "TraceError",
     "TracedDocument",
+    "Trial",
     "UnknownColumnError",
     "UnknownRunError",
     "UnknownStageError",
@@ -141,6 +159,7 @@ __all__ = [
     "WhatIf",
     "WordsRank",
     "__version__",
+    "ablate",
     "losses",
     "plan",
     "run",
@@ -154,7 +173,7 @@ _MODULES = {
     "flows.python.document_frames": "Documents",
     "flows.python.finished_run": "Report Run StageOutput Store",
     "flows.python.manifest_builder": "Manifest",
-    "flows.python.run_api": "plan run",
+    "flows.python.run_api": "ablate plan run",
     "flows.questions.compare": "UnknownRunError",
     "flows.questions.explain": "Edit Edits Explanation Judgement MixtureUse TextPiece",
     "flows.questions.find_documents": "DocumentNotFoundError NothingIngestedError",
@@ -170,6 +189,10 @@ _MODULES = {
     "flows.running.missing_libraries": "MissingLibraryError",
     "flows.running.run": "StageFailedError",
     "flows.stages.plan": "UnknownStageError",
+    "flows.sweeps.ablation": "Trial",
+    "flows.sweeps.ablation_results": "AblationResults ComparedArm ComparedTrial "
+    "Control FailedArm SizeAgreement",
+    "flows.sweeps.paired_differences": "Difference",
     "flows.running.output_identities": "NothingToKeepError",
     "core.store": "StoreLocationError",
     "mixtures.loader": "ManifestError Problem",

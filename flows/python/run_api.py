@@ -1,11 +1,15 @@
-"""`gristmill.run` and `gristmill.plan`: the commands `run` and `plan` from Python."""
+"""`gristmill.run`, `gristmill.plan` and `gristmill.ablate`: the commands `run`, `plan`
+and `ablate` from Python.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from gristmill.core.files import read_json
 from gristmill.core.secrets import MaskedStream
@@ -28,6 +32,9 @@ from gristmill.flows.running.terminal import (
     TerminalObserver,
     plain_console,
 )
+
+if TYPE_CHECKING:
+    from gristmill.flows.sweeps.ablation_results import AblationResults
 
 
 def run(
@@ -111,6 +118,59 @@ def plan(
     return explain_plan(session, frozenset(force))
 
 
+def ablate(
+    manifest: str | Path,
+    arms: str | Path | Mapping[str, Any] | None = None,
+    *,
+    each_rule: bool = False,
+    quick: bool = False,
+    set: Mapping[str, Any] | None = None,
+    store: str | Path | Store | None = None,
+    progress: bool = True,
+) -> AblationResults:
+    """Train small models on variants of the prepared documents, and tell which variants
+    make a better model.
+
+    Trainings are outputs in the store: an interrupted ablation resumes, and a repeated
+    one reuses them.
+
+    Args:
+        manifest: file.
+        arms: file with arms, budget and rule, or its content.
+        each_rule: compare no rule set of the filters, each left out, and each alone.
+        quick: train the smallest proxies, with three seeds and a learning rate.
+        set: overridden settings by key, in all arms.
+        store: as for `run`.
+        progress: show progress.
+
+    Raises:
+        ManifestError: the manifest or an arm is invalid; nothing was run.
+        StageFailedError: a stage that all arms share failed.
+        ValueError: `arms` has unknown keys or parts, or a source has no held-out text.
+    """
+    from gristmill.flows.sweeps.ablation import (
+        plan_ablation,
+        read_ablation,
+        run_ablation,
+    )
+    from gristmill.flows.sweeps.ablation_results import analyse_ablation, fix_rule
+
+    location = _location_of(store)
+    file = Path(arms) if isinstance(arms, str) else arms
+    settings = read_ablation(file, each_rule, quick)
+    planned = plan_ablation(settings, str(manifest), overrides_of(set), location)
+    earlier_rule = fix_rule(planned, store_at(location))
+    with nullcontext(sys.stdout) if progress else open(os.devnull, "w") as output:
+        trained = run_ablation(planned, cast(TextIO, output))
+    return analyse_ablation(planned, trained, earlier_rule)
+
+
+def _location_of(store: str | Path | Store | None) -> str | None:
+    if isinstance(store, Store):
+        return str(store.path)
+    return None if store is None else str(store)
+
+
 def _open_manifest(
     manifest: str | Path | Manifest,
     set: Mapping[str, Any] | None,
@@ -121,10 +181,7 @@ def _open_manifest(
     """Open a manifest; `to_run` lets user code list sources, and saves a manifest
     without a file in the store.
     """
-    if isinstance(store, Store):
-        location: str | None = str(store.path)
-    else:
-        location = None if store is None else str(store)
+    location = _location_of(store)
     if not isinstance(manifest, Manifest):
         return open_session(
             str(manifest),

@@ -8,8 +8,9 @@ once, and an interrupted ablation resumes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,9 +23,10 @@ from gristmill.dataprep.documents import read_documents, shard_names
 from gristmill.flows.running.events import RunNotice, Subscriber
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZER
+from gristmill.flows.running.stage_server import StageServer, stage_server
+from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE, TOKENIZER
 from gristmill.flows.sweeps.arms import Variant, read_arms
-from gristmill.flows.sweeps.grid import SweepError, read_settings
+from gristmill.flows.sweeps.grid import SweepError, read_settings, settings_from
 from gristmill.flows.sweeps.proxies import (
     Proxy,
     in_one_line,
@@ -281,21 +283,24 @@ def plan_ablation(
     return plan
 
 
-def read_ablation(path: Path | None, each_rule: bool, is_quick: bool) -> Ablation:
-    """Read the file of an ablation, or take the defaults without one.
+def read_ablation(
+    arms: Path | Mapping[str, Any] | None, each_rule: bool, is_quick: bool
+) -> Ablation:
+    """Read the settings of an ablation, or take the defaults without a file.
 
     Args:
-        path: the file.
+        arms: the file, or its content.
         each_rule: compare the rule sets of the filters.
         is_quick: replace the budget by the smallest one.
 
     Raises:
         SweepError: the file cannot be read, or has other keys.
     """
-    settings = Ablation()
-    if path is not None:
-        settings = read_settings(path, Ablation)
-        settings = anchor(settings, path.resolve().parent)
+    if isinstance(arms, Path):
+        settings, folder = read_settings(arms, Ablation), arms.resolve().parent
+    else:
+        settings, folder = settings_from("arms", arms or {}, Ablation), Path.cwd()
+    settings = anchor(settings, folder)
     if each_rule:
         settings = settings.model_copy(update={"each_rule": True})
     return quick(settings) if is_quick else settings
@@ -314,9 +319,28 @@ def run_ablation(plan: AblationPlan, output: TextIO) -> list[TrainedTrial]:
             resumes the ablation.
         SweepError: a source has no held-out text.
     """
-    with showing_progress(output) as observer:
-        run = AblationRun.prepare(plan, observer)
+    with prepared_run(plan, output) as run:
         return [run.train_trial(trial) for trial in plan.trials]
+
+
+@contextmanager
+def prepared_run(plan: AblationPlan, output: TextIO) -> Iterator[AblationRun]:
+    """Make the shared tokenizer, set text aside, and show the progress of the block."""
+    tokens = f"mix.tokens={plan.tokens_of(plan.trials[0])}"
+    session = plan.open([tokens], MIX)
+    engine = session.manifest.engine
+    with (
+        showing_progress(output) as emit,
+        stage_server(session.plan, session.plan, engine) as server,
+    ):
+        run = AblationRun(plan, emit, server)
+        section = session.manifest.tokenizer
+        if section is None or section.path is None:
+            run.run_stages(only_needed(session, TOKENIZER))
+            path = session.folder(TOKENIZER).data / "tokenizer.json"
+            run.tokenizer = (f"tokenizer={in_one_line({'path': str(path)})}",)
+        run.held_out = set_aside(run)
+        yield run
 
 
 @dataclass
@@ -325,30 +349,23 @@ class AblationRun:
 
     Attributes:
         plan: the ablation.
+        emit: receives progress.
+        server: starts stages.
         tokenizer: settings of the tokenizer that all arms share.
         held_out: text that is measured.
-        emit: receives progress.
         trained: number of trainings so far.
     """
 
     plan: AblationPlan
-    tokenizer: tuple[str, ...]
-    held_out: HeldOut
     emit: Subscriber
+    server: StageServer | None = None
+    tokenizer: tuple[str, ...] = ()
+    held_out: HeldOut = field(init=False)
     trained: int = 0
 
-    @classmethod
-    def prepare(cls, plan: AblationPlan, emit: Subscriber) -> AblationRun:
-        """Make the shared tokenizer, and set text aside."""
-        tokens = f"mix.tokens={plan.tokens_of(plan.trials[0])}"
-        session = plan.open([tokens], TOKENIZER)
-        tokenizer: tuple[str, ...] = ()
-        section = session.manifest.tokenizer
-        if section is None or section.path is None:
-            run_in_sequence(session, emit)
-            path = session.folder(TOKENIZER).data / "tokenizer.json"
-            tokenizer = (f"tokenizer={in_one_line({'path': str(path)})}",)
-        return cls(plan, tokenizer, set_aside(plan, tokenizer, emit), emit)
+    def run_stages(self, session: Session, after: str | None = None) -> None:
+        """Run the stages of a session that follow `after`."""
+        run_in_sequence(session, self.emit, after, server=self.server)
 
     def train_trial(self, trial: Trial) -> TrainedTrial:
         """Train all arms and controls of a trial."""
@@ -389,16 +406,25 @@ class AblationRun:
             return {}
         pool: dict[str, float] = {}
         for variant in self.plan.variants:
-            packed = self._mixed(self._open(trial, variant, {}, self.plan.seeds[0]))
-            if isinstance(packed, str):
-                continue
-            for source, entry in packed["realised"].items():
+            session = self.open(trial, variant, {}, self.plan.seeds[0])
+            mixing = only_needed(session, MIX)
+            try:
+                self.run_stages(mixing)
+            except StageFailedError:
+                continue  # the arm's training reports it
+            for source, entry in packed_manifest(mixing)["realised"].items():
                 pool[source] = min(pool.get(source, 1.0), entry["epochs"] or 1.0)
         return pool
 
-    def _open(
-        self, trial: Trial, variant: Variant, pool: Mapping[str, float], seed: int
+    def open(
+        self,
+        trial: Trial,
+        variant: Variant,
+        pool: Mapping[str, float],
+        seed: int,
+        further: Sequence[str] = (),
     ) -> Session:
+        """Open the session of a training, with further settings."""
         held_out = self.held_out
         settings = [
             *variant.settings(str(held_out.documents), held_out.excluded_below, pool),
@@ -406,18 +432,7 @@ class AblationRun:
                 trial, seed + variant.shift, held_out, self.tokenizer
             ),
         ]
-        return self.plan.open(settings, PRETRAIN)
-
-    def _mixed(self, session: Session) -> Mapping[str, Any] | str:
-        """Content of the packed set of a session, or the reason if it cannot be
-        made.
-        """
-        mixing = only_needed(session, MIX)
-        try:
-            run_in_sequence(mixing, self.emit)
-        except StageFailedError as error:
-            return str(error)
-        return packed_manifest(mixing)
+        return self.plan.open([*settings, *further], PRETRAIN)
 
     def _train(
         self, trial: Trial, variant: Variant, pool: Mapping[str, float]
@@ -432,15 +447,12 @@ class AblationRun:
                     f"{variant.name}, seed {seed}, {trial.size}, {trial.rate} rate"
                 )
             )
-            session = self._open(trial, variant, pool, seed)
-            packed = self._mixed(session)
-            if isinstance(packed, str):
-                return replace(outcome, error=packed)
+            session = self.open(trial, variant, pool, seed)
             try:
-                run_in_sequence(session, self.emit, after=MIX)
+                self.run_stages(session, TOKENIZE if outcome.proxies else None)
             except StageFailedError as error:
                 return replace(outcome, error=str(error))
-            realised = packed["realised"]
+            realised = packed_manifest(session)["realised"]
             if not outcome.proxies:
                 outcome = replace(
                     outcome,
@@ -480,18 +492,17 @@ def random_drop(
     return replace(larger, name=f"random drop for {arm.name}", drop=drop)
 
 
-def set_aside(
-    plan: AblationPlan, tokenizer: Sequence[str], emit: Subscriber
-) -> HeldOut:
+def set_aside(run: AblationRun) -> HeldOut:
     """Pack the held-out documents, and write down their texts.
 
     Raises:
         SweepError: a source has no held-out rows.
     """
+    plan = run.plan
     given = plan.settings.held_out
     is_share = isinstance(given, float)
     settings = [
-        *tokenizer,
+        *run.tokenizer,
         "prepare=[]",
         "pretrain={steps: 1}",
         "merge=null",
@@ -501,7 +512,7 @@ def set_aside(
         sources = {name: {"path": str(path)} for name, path in given.items()}
         settings.append(f"sources={in_one_line(sources)}")
     session = plan.open(settings, MIX)
-    run_in_sequence(session, emit)
+    run.run_stages(session)
     packed = PackedSet(session.folder(MIX).data)
     rows = {
         source: entry["rows"] for source, entry in packed.manifest["validation"].items()

@@ -21,6 +21,7 @@ from gristmill.flows.pages.page_elements import (
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import intervals
 from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.planning.quantities import quantity
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.sweeps.ablation_results import (
     AblationResults,
@@ -80,7 +81,7 @@ def arms_table(trial: ComparedTrial) -> Table:
         rows.append(
             [
                 arm.arm,
-                short_number(arm.tokens_kept),
+                quantity(arm.tokens_kept),
                 arm.epochs,
                 shown(arm.difference),
                 f"{agreeing} of {arm.difference.seeds}",
@@ -111,14 +112,6 @@ def controls_table(trial: ComparedTrial) -> Table:
 def shown(change: Difference) -> str:
     """Format a difference with its interval."""
     return f"{change.mean:+.4f} [{change.low:+.4f}, {change.high:+.4f}]"
-
-
-def short_number(number: float) -> str:
-    """Format a number of tokens: `12.3M`."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
 
 
 def describe_rule(results: AblationResults) -> Iterator[str]:
@@ -157,7 +150,12 @@ def describe_verdict(results: AblationResults) -> Iterator[str]:
         if not control.holds
     ]
     for trial, control in failing:
-        yield f"this budget cannot tell ({trial.trial.rate}): {describe_failure(control)}"
+        subject = (
+            "this budget cannot tell"
+            if control.is_required
+            else "this budget cannot tell differences as small as that of duplicates"
+        )
+        yield f"{subject} ({trial.trial.rate}): {describe_failure(control)}"
     smallest = max(trial.detectable for trial in deciding)
     yield (
         f"{len(results.seeds)} seeds find differences from {smallest:.4f} {UNIT} on, "

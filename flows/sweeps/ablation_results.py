@@ -73,6 +73,7 @@ class Control:
         expected: decision that an instrument that works comes to.
         difference: from the reference.
         holds: True if the difference is as expected.
+        is_required: True if nothing can be decided unless it holds.
         seeds_needed: seeds that would find a difference of this size.
     """
 
@@ -80,6 +81,7 @@ class Control:
     expected: Decision
     difference: Difference
     holds: bool
+    is_required: bool
     seeds_needed: int | None
 
 
@@ -105,8 +107,8 @@ class ComparedTrial:
 
     @property
     def can_tell(self) -> bool:
-        """True if all controls hold."""
-        return all(control.holds for control in self.controls)
+        """True if the required controls hold."""
+        return all(control.holds for control in self.controls if control.is_required)
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,9 @@ class AblationResults:
         seeds: seeds of every arm.
         target: held-out source -> its share in the measured mean.
         trials: all comparisons.
-        decisions: arm -> decision at the largest size: that of every pool and rate, or
-            "cannot tell".
-        can_tell: True if the controls of the deciding trials hold.
+        decisions: arm -> decision at the largest size: that of every pool and rate if
+            the required controls hold, else "cannot tell".
+        can_tell: True if the required controls of the deciding trials hold.
         agreement: of the smaller sizes with the largest.
         failed: arms that could not be trained.
     """
@@ -265,21 +267,20 @@ def _compare(outcome: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
             )
         )
     controls = []
-    expectations: list[tuple[TrainedArm, Decision]] = [
-        (outcome.same, "cannot tell"),
-        (outcome.shuffled, "worse"),
-        (outcome.duplicated, "worse"),
-    ]
-    for control, expected in expectations:
+    for control in (outcome.same, outcome.shuffled, outcome.duplicated):
         if control.error is not None:
             continue
+        is_same = control is outcome.same
+        smallest = rule.smallest_difference if is_same else 0.0
+        expected: Decision = "cannot tell" if is_same else "worse"
         change = compared_with(control, reference)
         controls.append(
             Control(
                 control.arm,
                 expected,
                 change,
-                decide(change.mean, change.p, confidence, 0.0) == expected,
+                decide(change.mean, change.p, confidence, smallest) == expected,
+                control is not outcome.duplicated,
                 seeds_to_find(change.mean, change.spread, confidence),
             )
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -76,13 +76,25 @@ def read_settings(path: Path, kind: type[Settings], listed: str = "") -> Setting
     """
     try:
         raw = read_yaml(path)
-        value = {listed: raw} if listed and isinstance(raw, list) else raw
-        return kind.model_validate(value)
     except YamlFileError as error:
         raise SweepError(str(error)) from error
+    is_list = bool(listed) and isinstance(raw, list)
+    return settings_from(str(path), {listed: raw} if is_list else raw, kind, listed)
+
+
+def settings_from(
+    name: str, content: Any, kind: type[Settings], listed: str = ""
+) -> Settings:
+    """Validate the content of a file of settings, which `name` names in errors.
+
+    Raises:
+        SweepError: it has other keys.
+    """
+    try:
+        return kind.model_validate(content)
     except ValidationError as error:
         raise SweepError(
-            f"{path}: {problems_of(error)}; it holds "
+            f"{name}: {problems_of(error)}; it holds "
             f"{f'a list of {listed}, or ' if listed else ''}a mapping with "
             f"{', '.join(kind.model_fields)}"
         ) from error

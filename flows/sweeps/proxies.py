@@ -18,6 +18,7 @@ from gristmill.flows.running.events import Subscriber, to_all
 from gristmill.flows.running.launch import interruptible
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.stage_server import StageServer
 from gristmill.flows.running.terminal import (
     LastingStream,
     TerminalObserver,
@@ -403,15 +404,16 @@ def run_in_sequence(
     emit: Subscriber,
     after: str | None = None,
     target: Weights | None = None,
+    server: StageServer | None = None,
 ) -> None:
     """Run a session's stages (those that follow `after`, if given) with a run record,
     so that gc keeps their outputs.
 
     A mixture is checked as soon as it is committed: it must hold out text of every
-    source of the target.
+    source of the target. Stages are forked from `server` if given.
     """
     record = session.start_record()
-    runner = session.runner(to_all(record.note, emit))
+    runner = session.runner(to_all(record.note, emit), server)
     stages = list(session.plan)
     if after in stages:
         stages = stages[stages.index(after) + 1 :]

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import gristmill
 from gristmill.dataprep.user_code.shuffled_words import shuffle_words
 from gristmill.flows.cli.main import app
 from gristmill.flows.running.session import Session
@@ -159,7 +160,7 @@ def test_arms_of_a_trial_share_all_but_documents_and_controls_differ_as_they_say
 
     def opened(variant: Variant, seed: int = 3, pool: float = 1.0) -> Session:
         pools = dict.fromkeys(("web", "books"), pool)
-        return run._open(trial, variant, pools, seed)
+        return run.open(trial, variant, pools, seed)
 
     first, other, again = opened(reference), opened(dedup), opened(reference, 4)
     recipes = [{**session.plan["pretrain"].recipe} for session in (first, other, again)]
@@ -181,7 +182,7 @@ def test_arms_of_a_trial_share_all_but_documents_and_controls_differ_as_they_say
     assert half.manifest.sources["web"].where == (
         "(tokens > 2) AND draw >= 0.050000 AND draw < 0.525000"
     )
-    tiny = run._open(plan.trials[1], reference, {}, 3).manifest.pretrain
+    tiny = run.open(plan.trials[1], reference, {}, 3).manifest.pretrain
     assert tiny is not None
     ratio = tiny.optimizer.learning_rate / section.optimizer.learning_rate
     assert ratio == pytest.approx(0.01)
@@ -194,8 +195,9 @@ def prepared(plan: AblationPlan) -> ablation.AblationRun:
     documents.write_text('{"text": "three four five"}\n')
     Path("held").mkdir(exist_ok=True)
     Path("held/packed.json").write_text("{}")
-    held_out = HeldOut(Path("held").resolve(), documents, 0.05)
-    return ablation.AblationRun(plan, (), held_out, lambda event: None)
+    run = ablation.AblationRun(plan, lambda event: None)
+    run.held_out = HeldOut(Path("held").resolve(), documents, 0.05)
+    return run
 
 
 TOKENS = {"no-dedup": 40_000, "strict": 10_000}
@@ -241,9 +243,7 @@ def planted(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(ablation, "run_in_sequence", lambda *args, **keys: None)
     monkeypatch.setattr(ablation, "packed_manifest", packed)
     monkeypatch.setattr(ablation, "measured", measured)
-    monkeypatch.setattr(
-        ablation, "set_aside", lambda plan, *args: prepared(plan).held_out
-    )
+    monkeypatch.setattr(ablation, "set_aside", lambda run: prepared(run.plan).held_out)
     return trained
 
 
@@ -254,6 +254,7 @@ def ablated(*options: str) -> Any:
     return result
 
 
+@pytest.mark.slow
 def test_planted_differences_are_decided_and_controls_hold(
     planted: list[str],
 ) -> None:
@@ -308,6 +309,17 @@ def test_quick_takes_fewer_trainings_and_another_rule_is_noticed() -> None:
 
 
 @pytest.mark.usefixtures("planted")
+def test_python_takes_the_content_of_the_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arms = {"arms": {"strict": {"without": ["dedup"]}}, "rates": {"tuned": 1.0}}
+    results = gristmill.ablate("small.yaml", arms, store="store", progress=False)
+    assert results.decisions == {"strict": "better"}
+    assert results.trials[0].arms[0].difference.seeds == 5
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("planted")
 def test_printed_report_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     printed = ablated("--quick").stdout
@@ -334,6 +346,7 @@ def test_insensitive_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(report["decisions"].values()) == {"cannot tell"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planted")
 def test_smaller_sizes_are_compared_with_the_largest() -> None:
     Path("arms.yaml").write_text(ARMS + "sizes: [50k, 400k]\nrates: {tuned: 1.0}\n")
