@@ -136,10 +136,15 @@ def environment(folder: Path) -> Environment:
     templates.filters |= {
         "breakable": breakable,
         "kind": lambda part: type(part).__name__,
-        "colour": lambda name: f"var(--{name}, {LIGHT[name]})",
+        "colour": colour,
     }
     templates.globals["meanings"] = MEANINGS
     return templates
+
+
+def colour(name: str) -> str:
+    """A colour of the style, with the one on white as its default."""
+    return f"var(--{name}, {LIGHT[name]})"
 
 
 def breakable(value: object) -> list[str]:

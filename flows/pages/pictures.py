@@ -113,9 +113,9 @@ def curves(series: Series, x_label: str, y_label: str) -> str:
     """Lines over a common axis."""
     marks = []
     for number, points in enumerate(series.values()):
-        shape = "marked line" if len(points) < MOST_MARKED else "line"
         finite = [point for point in points if math.isfinite(point[1])]
-        marks.append(Mark(shape, finite, number))
+        is_marked = len(points) < MOST_MARKED
+        marks.append(Mark("marked line" if is_marked else "line", finite, number))
     drawn = [point for mark in marks for point in mark.points]
     x_axis = number_axis((x for x, _ in drawn), x_label)
     return draw(x_axis, number_axis((y for _, y in drawn), y_label), marks, series)
@@ -182,7 +182,8 @@ def binned_counts(
     the last one on; a line marks a threshold, whose neighbourhood is always shown.
     """
     filled = np.flatnonzero(counts).tolist()
-    low, high = min(filled, default=0), max(filled, default=len(counts) - 1) + 1
+    low: float = min(filled, default=0)
+    high: float = max(filled, default=len(counts) - 1) + 1
     marks = [
         Mark("bar", [(place, 0), (place + BIN_BAR, counts[place])]) for place in filled
     ]
