@@ -351,7 +351,8 @@ def create_exclusively(path: Path, content: bytes) -> bool:
         return True
     temporary = _temporary_name(path)
     try:
-        write_bytes(temporary, content)
+        # an empty file has nothing that a crash could lose
+        write_bytes(temporary, content, durable=bool(content))
         os.link(temporary, path)
     except FileExistsError:
         return False
