@@ -335,7 +335,10 @@ def for_documents(tokenizer: Tokenizer, folder: Path) -> TextTokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    eos, pad = read_end_and_pad(folder, tokenizer)
+    eos, pad = map(tokenizer.token_to_id, read_end_and_pad(folder, tokenizer))
+    # both are in the vocabulary
+    assert eos is not None
+    assert pad is not None
     counted = folder / "token_bytes.npy"
     if counted.exists():
         with counted.open("rb") as stream:
@@ -347,8 +350,8 @@ def for_documents(tokenizer: Tokenizer, folder: Path) -> TextTokenizer:
         tokenizer,
         len(token_bytes),
         special_ids(tokenizer),
-        tokenizer.token_to_id(eos),
-        tokenizer.token_to_id(pad),
+        eos,
+        pad,
         token_bytes,
         sha256_file(folder / TOKENIZER_FILE),
     )
