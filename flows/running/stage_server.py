@@ -8,7 +8,8 @@ other clusters) start as separate programs. A fork looks like a program from out
 number, session, output and environment, gets the same signals, and ends with its run.
 
 A command that runs stages starts the server (`early_server`) before it reads the
-manifest, which takes as long as the imports, so both proceed in parallel.
+manifest, which takes as long as the imports, so both proceed in parallel. Modules of
+manifests are therefore imported where they are used.
 
 `python -m gristmill.flows.running.stage_server SOCKET MODULE...` is the server's side;
 `stage_server` is the client's.
@@ -38,8 +39,6 @@ from gristmill.core.processes import (
     without_collection,
 )
 from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
-from gristmill.mixtures.schema.engine import CONNECTED
-from gristmill.mixtures.schema.sources import INGEST
 
 if TYPE_CHECKING:
     from gristmill.dataprep.runners.shared_driver import SharedDriver
@@ -58,8 +57,15 @@ FIRST = (
     "psutil",
 )
 """Modules that all such stages need."""
-LATER = ("gristmill.dataprep.text.preload",)
-"""Modules that most of them need."""
+LATER = (
+    "numba",
+    "scipy.linalg.cython_blas",
+    "awkward",
+    "gristmill.dataprep.text.preload",
+)
+"""Modules that most of them need. The first three are parts of the last one's imports,
+between which a stage can start.
+"""
 BEAM = "gristmill.dataprep.runners.beam_preload"
 """Module that stages of a large corpus need: a second of imports."""
 PLAIN_SUFFIXES = (".csv", ".html", ".json", ".jsonl", ".md", ".py", ".tsv", ".txt")
@@ -67,8 +73,6 @@ COMPRESSION = 4
 """Estimated bytes of text per byte of a file with another suffix."""
 LARGE_BYTES = 64_000_000
 """Text from which on stages have jobs for pipelines (`dataprep.runners.tasks`)."""
-FORKED_RUNNERS = ("local", *CONNECTED)
-"""Engines whose stages start as forks."""
 FEWEST = 2
 """Minimum number of stages that justify the process."""
 
@@ -145,12 +149,14 @@ def stage_server(
         stages: stages to make.
         engine: of its manifest.
     """
+    from gristmill.mixtures.schema.engine import CONNECTED
+
     nodes = [plan[name] for name in stages if is_forkable(plan, name)]
     modules_per_stage = [
         (node.stage.module, *node.stage.requirements.preload(node.settings))
         for node in nodes
     ]
-    if len(nodes) < FEWEST or engine.runner not in FORKED_RUNNERS:
+    if len(nodes) < FEWEST or engine.runner not in ("local", *CONNECTED):
         _end_early()
         yield None
         return
@@ -184,6 +190,8 @@ def stage_server(
 
 def text_bytes(plan: Plan) -> int:
     """Estimated text of the sources, from their listings."""
+    from gristmill.mixtures.schema.sources import INGEST
+
     sources = plan[INGEST].config["sources"].values() if INGEST in plan else ()
     return sum(
         file["size"] * (1 if file["path"].endswith(PLAIN_SUFFIXES) else COMPRESSION)
