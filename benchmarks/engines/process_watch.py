@@ -23,7 +23,7 @@ from benchmarks.measuring import process_tree, proportional_bytes
 from gristmill.core.processes import descendants_cpu_seconds
 
 PARTS = {
-    "Python workers": r"pyspark\.daemon|pyspark/daemon|gristmill-worker|runners\.worker"
+    "Python workers": r"-m worker_bootstrap|gristmill-worker|runners\.worker"
     # the command of a raylet has that of its workers in it
     r"|dask_worker|ray::(gristmill|IDLE)|^\S*python[\d.]* .*default_worker\.py"
     r"|multiprocessing",

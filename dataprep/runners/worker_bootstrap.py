@@ -7,6 +7,9 @@ installed one is that of the run, or has fetched that one from the store. It tra
 source, not as compiled code, so that a worker with another Python version can report
 the mismatch.
 
+Spark's executors start it as the daemon of their Python workers, which imports the
+package before it forks them, if the installed one is that of the run.
+
     CACHE/packages/<digest>/gristmill/...    the package, by its content
     CACHE/files/<SHA-256>/<name>             files in the arguments of jobs' functions:
                                              models, word lists
@@ -19,6 +22,7 @@ CACHE is `$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import importlib.util
@@ -32,6 +36,7 @@ import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -54,6 +59,16 @@ ANSWER_SECONDS = 40.0
 """
 REFUSES = "the worker "
 """Prefix of errors from a worker that cannot start."""
+DIGEST_VARIABLE = "GRISTMILL_PACKAGE"
+"""Environment variable of a daemon with the digest of the package of the run."""
+PRELOADED = (
+    "gristmill.dataprep.readers.ingest",
+    "gristmill.dataprep.runners.shuffle",
+    "gristmill.dataprep.text.preload",
+)
+"""Modules that most jobs need. Importing these starts no thread, which a fork would
+lose.
+"""
 _lock = threading.Lock()
 _begun: set[str] = set()
 
@@ -151,16 +166,10 @@ def call(job: Job, *arguments: Any) -> Any:
 
 def have_package(job: Job) -> None:
     """Make `import gristmill` import the package of the run."""
-    loaded = sys.modules.get(PACKAGE)
-    if loaded is not None:
-        places = list(loaded.__path__)
-    else:
-        spec = importlib.util.find_spec(PACKAGE)
-        places = list(spec.submodule_search_locations or ()) if spec else []
     content = read_store(job, job["wheel"])
-    if places and digest_of(files_of(places)) == job["package"]:
+    if has_package(job["package"]):
         return
-    if loaded is not None:
+    if PACKAGE in sys.modules:
         raise RuntimeError(
             f"{REFUSES}{where()} has loaded another {PACKAGE} than "
             "the run has; start it anew"
@@ -179,6 +188,31 @@ def have_package(job: Job) -> None:
         filter(None, (str(folder), os.environ.get("PYTHONPATH")))
     )
     importlib.invalidate_caches()
+
+
+def has_package(digest: str) -> bool:
+    """Test if the loaded package, or else the installed one, is that of the run."""
+    loaded = sys.modules.get(PACKAGE)
+    if loaded is not None:
+        places = list(loaded.__path__)
+    else:
+        spec = importlib.util.find_spec(PACKAGE)
+        places = list(spec.submodule_search_locations or ()) if spec else []
+    return bool(places) and digest_of(files_of(places)) == digest
+
+
+def serve_spark() -> None:
+    """Fork Spark's Python workers, which share what is imported here."""
+    from pyspark import daemon
+
+    if has_package(os.environ[DIGEST_VARIABLE]):
+        # without a library the first job fails, with a message
+        with suppress(ImportError):
+            for name in PRELOADED:
+                importlib.import_module(name)
+    # a garbage collection in a worker would copy the memory of what is imported
+    gc.freeze()
+    daemon.manager()
 
 
 def read_store(job: Job, name: str) -> bytes:
@@ -268,3 +302,7 @@ def cache_folder() -> Path:
 def where() -> str:
     """Describe this process for messages."""
     return f"{socket.gethostname()} (process {os.getpid()})"
+
+
+if __name__ == "__main__":
+    serve_spark()

@@ -342,6 +342,11 @@ def test_wheel_is_content_addressed_and_holds_the_package(tmp_path: Path) -> Non
     )
 
 
+def test_package_of_the_run_is_recognised_by_its_digest() -> None:
+    assert worker_bootstrap.has_package(package_digest())
+    assert not worker_bootstrap.has_package("another")
+
+
 def test_worker_with_another_package_loaded_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "wheel").write_bytes(b"")
     job = {

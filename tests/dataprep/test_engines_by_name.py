@@ -32,6 +32,7 @@ from gristmill.dataprep.runners.runner import wait_no_longer
 from gristmill.dataprep.runners.shared_driver import Driver
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.dataprep.runners.worker import end_worker, pool_type
+from gristmill.dataprep.runners.worker_bootstrap import PRELOADED
 from gristmill.mixtures.schema.engine import BeamEngine
 from tests.servers import wait_for
 
@@ -53,7 +54,11 @@ def square(out: Path, fatal: int | None, task: Task) -> Done:
         sink.write(str(task.payload["n"] ** 2).encode())
     return Done(
         [out / f"{task.name}.txt"],
-        {"n": task.payload["n"], "pid": os.getpid()},
+        {
+            "n": task.payload["n"],
+            "pid": os.getpid(),
+            "is_preloaded": PRELOADED[-1] in sys.modules,
+        },
     )
 
 
@@ -244,7 +249,9 @@ def test_spark_connections_do_not_share_environment_variables(
 def test_stages_share_the_connection_of_a_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs of several processes meet the same workers; `cancel` ends those of one."""
+    """Jobs of several processes meet the same workers; `cancel` ends those of one.
+    Spark forks its workers from a process that has imported the package.
+    """
     try:
         with running(name, tmp_path) as cluster:
             engine = BeamEngine(**cluster.engine)
@@ -255,7 +262,9 @@ def test_stages_share_the_connection_of_a_run(
             for number in range(2):
                 work = partial(square, tmp_path, None)
                 here = context(tmp_path / f"work-{number}", **engine.model_dump())
-                workers |= {row["pid"] for row in run_tasks("calm", TASKS, work, here)}
+                rows = run_tasks("calm", TASKS, work, here)
+                workers |= {row["pid"] for row in rows}
+                assert all(row["is_preloaded"] for row in rows) == (name == "spark")
             assert os.getpid() not in workers
             assert len(workers) <= 3
             waiting = threading.Thread(target=cancel, args=(tmp_path, driver))
