@@ -50,9 +50,8 @@ def run_recorded(
 
         lineage = [LineageSender(session, record.content)]
     emit = to_all(record.note, *subscribers, *lineage)
+    import_ahead = threading.Timer(DELAY_SECONDS, import_report)
     if session.unfinished(stages, force):
-        import_ahead = threading.Timer(DELAY_SECONDS, import_report)
-        import_ahead.daemon = True
         import_ahead.start()
     runner = session.runner(emit, server)
     num_workers = runner.engine.workers
@@ -74,6 +73,7 @@ def run_recorded(
                 runner.processes.stop,
             )
     finally:
+        import_ahead.cancel()
         report = None
         try:
             from gristmill.flows.report.report import write_report
