@@ -80,8 +80,6 @@ if TYPE_CHECKING:
         ComparedArm,
         ComparedTrial,
         Control,
-        FailedArm,
-        SizeAgreement,
     )
     from gristmill.flows.sweeps.paired_differences import Difference
     from gristmill.mixtures.loader import ManifestError, Problem
@@ -109,7 +107,6 @@ __all__ = [
     "Edits",
     "Explanation",
     "ExpressionError",
-    "FailedArm",
     "Judgement",
     "Manifest",
     "ManifestError",
@@ -133,7 +130,6 @@ __all__ = [
     "SearchHit",
     "SearchHits",
     "Size",
-    "SizeAgreement",
     "StageFailedError",
     "StageOutput",
     "StageState",
@@ -191,7 +187,7 @@ _MODULES = {
     "flows.stages.plan": "UnknownStageError",
     "flows.sweeps.ablation": "Trial",
     "flows.sweeps.ablation_results": "AblationResults ComparedArm ComparedTrial "
-    "Control FailedArm SizeAgreement",
+    "Control",
     "flows.sweeps.paired_differences": "Difference",
     "flows.running.output_identities": "NothingToKeepError",
     "core.store": "StoreLocationError",

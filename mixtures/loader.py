@@ -5,6 +5,7 @@ what is allowed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from gristmill.mixtures.schema.prepare import (
 )
 from gristmill.mixtures.schema.sources import Source, TokenSource
 from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.rules import expand
 from gristmill.mixtures.user_code import (
     NAME_TAG,
     OWN_TAG,
@@ -365,6 +367,10 @@ def _child(parent: Any, key: str) -> tuple[Any, Location]:
         return parent[index], (index,)
     if not isinstance(parent, dict):
         raise LookupError(f"there is nothing below {parent!r}")
+    if key == "rules" and isinstance(parent.get(key), list):
+        # As a mapping, so that null disables a rule set.
+        with suppress(ValueError):  # the schema reports it
+            parent[key] = expand(parent[key])
     if parent.get(key) is None:
         # A filter without rules keeps its default rule sets when a threshold of one of
         # them is overridden.

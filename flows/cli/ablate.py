@@ -66,7 +66,7 @@ def ablate(
         read_ablation,
         run_ablation,
     )
-    from gristmill.flows.sweeps.ablation_cost import estimate_cost, print_cost
+    from gristmill.flows.sweeps.ablation_cost import estimate_cost
     from gristmill.flows.sweeps.ablation_report import print_ablation, write_ablation
     from gristmill.flows.sweeps.ablation_results import analyse_ablation, fix_rule
 
@@ -78,8 +78,9 @@ def ablate(
         planned = plan_ablation(settings, manifest, set_ or [], store)
         output = sys.stderr if as_json else sys.stdout
         if plan:
-            costs = estimate_cost(planned, output, price)
-            print_json(costs) if as_json else print_cost(costs)
+            costs = estimate_cost(planned, output)
+            lines = [cost.describe(price) for cost in costs]
+            print_json(costs) if as_json else echo("\n".join(lines))
             return
         earlier_rule = fix_rule(planned, session.store)
         trained = run_ablation(planned, output)

@@ -42,7 +42,7 @@ from gristmill.mixtures.schema.ablation import Ablation, Pool, quick
 from gristmill.mixtures.schema.mix import ROW_LENGTH
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.schema.sources import INGEST
-from gristmill.mixtures.yaml_text import problems_of
+from gristmill.mixtures.yaml_text import problems_of, unknown_name
 from gristmill.tokenize.packed import PackedSet
 
 ABLATIONS = "ablations"
@@ -55,8 +55,12 @@ AVERAGED_SHARE = 0.2
 """Share of the steps at the end whose weights are averaged: averages of the last
 checkpoints are less noisy ("Signal and noise": Heineman et al. 2025).
 """
+SHUFFLED = "shuffled words"
+"""Name of a control."""
 COPIES = 2
 """Reads of each duplicated document in the control with duplicates."""
+LEAST_TOKENS = 20_000
+"""Tokens of a source from which on a random part of it has several documents."""
 SAME_SIZE = 0.02
 """Relative difference in size up to which an arm has no random drop as a control."""
 
@@ -126,6 +130,12 @@ class TrainedTrial:
     shuffled: TrainedArm
     duplicated: TrainedArm
     random_drops: Mapping[str, TrainedArm]
+
+    @property
+    def every_arm(self) -> list[TrainedArm]:
+        """All arms and controls."""
+        controls = (self.same, self.shuffled, self.duplicated)
+        return [*self.arms, *self.random_drops.values(), *controls]
 
 
 @dataclass(frozen=True)
@@ -256,11 +266,12 @@ def plan_ablation(
         if isinstance(settings.held_out, dict)
         else list(manifest.sources)
     )
-    unknown = [name for name in settings.decide.target if name not in domains]
+    names = [*domains, *(task["name"] for task in settings.pretrain.get("tasks", ()))]
+    unknown = [name for name in settings.decide.target if name not in names]
     if unknown:
         raise SweepError(
-            f"decide.target: no such held-out source: {unknown[0]} (there are "
-            f"{', '.join(domains)})"
+            "decide.target: no such held-out source or task: "
+            f"{unknown_name(unknown[0], names)}"
         )
     length = ROW_LENGTH if manifest.mix is None else manifest.mix.sequence_length
     plan = AblationPlan(
@@ -381,14 +392,21 @@ class AblationRun:
             drop = random_drop(reference, arm, kept, outcome.tokens_kept)
             if drop is not None:
                 random_drops[arm.name] = self._train(trial, drop, pool)
-        # The set has no more documents than it reads with their copies.
+        # The set has no more documents than it reads with their copies, but some.
         fewer = {
-            source: pool.get(source, 1.0) * min(1.0, epochs * 2 / (1 + COPIES))
+            source: pool.get(source, 1.0)
+            * min(
+                1.0,
+                max(
+                    epochs * 2 / (1 + COPIES),
+                    LEAST_TOKENS / max(1, kept[source]),
+                ),
+            )
             for source, epochs in trained[0].epochs.items()
         }
         controls = (
             (replace(reference, name="other seeds", shift=len(self.plan.seeds)), pool),
-            (replace(reference, name="shuffled words", shuffled=True), pool),
+            (replace(reference, name=SHUFFLED, shuffled=True), pool),
             (replace(reference, name="half duplicated", copies=COPIES), fewer),
         )
         same, shuffled, duplicated = (
@@ -518,7 +536,9 @@ def set_aside(run: AblationRun) -> HeldOut:
         source: entry["rows"] for source, entry in packed.manifest["validation"].items()
     }
     missing = [
-        name for name in plan.settings.decide.target or rows if not rows.get(name)
+        name
+        for name in plan.settings.decide.target or rows
+        if name in rows and not rows[name]
     ]
     if missing:
         raise SweepError(

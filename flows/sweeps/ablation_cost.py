@@ -1,4 +1,4 @@
-"""Time and cost of an ablation, from some steps of each size on this machine."""
+"""Time of an ablation, from some steps of each size on this machine."""
 
 from __future__ import annotations
 
@@ -6,94 +6,55 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from gristmill.core.files import read_json_lines
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.quantities import at_least, duration, quantity
-from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.flows.sweeps.ablation import AblationPlan, prepared_run
 from gristmill.flows.sweeps.proxies import METRICS
 
-TIMED_STEPS = 20
-"""Steps of a training that is only timed; the first ones are slower."""
+TIMED = ("pretrain.steps=20", "pretrain.log_every=5")
+"""Settings of a training that is only timed; its first steps are slower."""
 
 
 @dataclass(frozen=True)
 class SizeCost:
-    """Time of all trainings of a size.
-
-    Attributes:
-        size: of the proxies.
-        trainings: largest number of trainings.
-        tokens: of each training.
-        tokens_per_second: measured speed.
-        hours: of all trainings, with the time that each takes to start.
-        cost: in the currency of the price; None without one.
-    """
+    """Largest number of trainings of a size, their tokens, and hours of all of them."""
 
     size: str
     trainings: int
     tokens: int
-    tokens_per_second: float
     hours: float
-    cost: float | None
+
+    def describe(self, price: float | None) -> str:
+        """Describe them in a line, with the cost if an hour has a price."""
+        cost = "" if price is None else f", {at_least(self.hours * price)}"
+        return (
+            f"{self.size}: at most {self.trainings} trainings of "
+            f"{quantity(self.tokens)} tokens, {duration(self.hours)}{cost}"
+        )
 
 
-def estimate_cost(
-    plan: AblationPlan, output: TextIO, price: float | None = None
-) -> list[SizeCost]:
+def estimate_cost(plan: AblationPlan, output: TextIO) -> list[SizeCost]:
     """Train some steps of each size on the manifest's own documents.
 
     Args:
         plan: the planned ablation.
         output: stream of the progress display.
-        price: of an hour of this machine.
     """
     costs = []
+    sizes = plan.settings.sizes
     with prepared_run(plan, output) as run:
-        for size in plan.settings.sizes:
+        for size in sizes:
             trial = next(trial for trial in plan.trials if trial.size == size)
-            training = run.open(
-                trial,
-                plan.variants[0],
-                {},
-                plan.seeds[0],
-                [f"pretrain.steps={TIMED_STEPS}", "pretrain.log_every=5"],
-            )
+            training = run.open(trial, plan.variants[0], {}, plan.seeds[0], TIMED)
             run.run_stages(training)
             folder = training.folder(PRETRAIN)
             lines = read_json_lines(folder.data / METRICS)
-            speed = [
-                line["tokens_per_second"]
-                for line in lines
-                if "tokens_per_second" in line
-            ][-1]
+            speeds = [line.get("tokens_per_second") for line in lines]
             tokens = plan.tokens_of(trial)
-            seconds = folder.manifest()["seconds"] + tokens / speed
+            seconds = tokens / next(filter(None, reversed(speeds)))
+            # The time that a training takes to start, and that of its mixture.
+            seconds += folder.manifest()["seconds"]
             seconds += training.folder(MIX).manifest()["seconds"]
-            trainings = plan.num_trainings // len(plan.settings.sizes)
-            hours = trainings * seconds / 3600
-            cost = None if price is None else hours * price
-            costs.append(SizeCost(size, trainings, tokens, speed, hours, cost))
+            trainings = plan.num_trainings // len(sizes)
+            costs.append(SizeCost(size, trainings, tokens, trainings * seconds / 3600))
     return costs
-
-
-def print_cost(costs: list[SizeCost]) -> None:
-    """Print the time of each size, and the whole."""
-    console = plain_console()
-    columns = {"size": "", "trainings": ",", "tokens each": ">", "tokens/s": ",.0f"}
-    columns |= {"time": ">", "cost": ">"}
-    rows = [
-        (
-            cost.size,
-            cost.trainings,
-            quantity(cost.tokens),
-            cost.tokens_per_second,
-            duration(cost.hours),
-            "" if cost.cost is None else at_least(cost.cost),
-        )
-        for cost in costs
-    ]
-    print_table(console, table(columns, rows))
-    hours = sum(cost.hours for cost in costs)
-    console.print(f"at most {duration(hours)} of trainings on this machine")

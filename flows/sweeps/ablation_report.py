@@ -23,12 +23,14 @@ from gristmill.flows.pages.pictures import intervals
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.quantities import quantity
 from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.sweeps.ablation import SHUFFLED
 from gristmill.flows.sweeps.ablation_results import (
     AblationResults,
     ComparedTrial,
     Control,
 )
 from gristmill.flows.sweeps.paired_differences import MOST_SEEDS, Difference
+from gristmill.mixtures.schema.ablation import REFERENCE
 
 UNIT = "bits per byte"
 STYLES = {"better": "green", "worse": "red"}
@@ -55,8 +57,8 @@ def print_ablation(results: AblationResults) -> None:
     for trial in results.trials:
         print_table(console, arms_table(trial), title_of(trial), styles=STYLES)
         print_table(console, controls_table(trial))
-    for failure in results.failed:
-        console.print(f"{failure.arm}: {failure.error}", style="red")
+    for arm, error in results.failed.items():
+        console.print(f"{arm}: {error}", style="red")
     for sentence in describe_rule(results):
         console.print(sentence, style="dim")
     style = "bold green" if results.can_tell else "yellow"
@@ -74,8 +76,11 @@ def title_of(trial: ComparedTrial) -> str:
 
 
 def arms_table(trial: ComparedTrial) -> Table:
-    """Return the arms of a trial from best to worst."""
-    rows = []
+    """Return the manifest itself, then the arms from best to worst."""
+    mean = sum(trial.reference) / len(trial.reference)
+    kept = quantity(trial.tokens_kept)
+    absolute = f"{mean:.4f} {UNIT}"
+    rows: list[list[object]] = [[REFERENCE, kept, trial.epochs, absolute, "", ""]]
     for arm in sorted(trial.arms, key=lambda arm: arm.difference.mean):
         agreeing = round(arm.difference.agreement * arm.difference.seeds)
         rows.append(
@@ -105,7 +110,7 @@ def controls_table(trial: ComparedTrial) -> Table:
     for arm in trial.arms:
         if arm.random_drop is not None:
             change = shown(arm.random_drop)
-            rows.append([f"{arm.arm}: chosen against random", change, "", ""])
+            rows.append([f"{arm.arm} / random drop", change, "", ""])
     return table(CONTROL_COLUMNS, rows)
 
 
@@ -131,12 +136,8 @@ def describe_rule(results: AblationResults) -> Iterator[str]:
             if earlier.get(key) != value
         ]
         yield f"this rule is not that of the first run, which had {', '.join(changed)}"
-    for entry in results.agreement:
-        yield (
-            f"{entry.size} and the largest size ({entry.rate}, "
-            f"{entry.pool.replace('_', ' ')}) rank {entry.pairs:.0%} of pairs alike and "
-            f"agree on {entry.decisions:.0%} of decisions"
-        )
+    for size, share in results.agreement.items():
+        yield f"{size} ranks {share:.0%} of pairs as the largest size does"
 
 
 def describe_verdict(results: AblationResults) -> Iterator[str]:
@@ -171,8 +172,8 @@ def describe_failure(control: Control) -> str:
     """Describe a control that does not hold, and the budget that could."""
     change = control.difference
     if control.expected == "cannot tell":
-        return f"{control.name} alone make a difference of {shown(change)}"
-    text = f"{control.name} are not worse: {shown(change)}"
+        return f"{control.name}: a difference of {shown(change)}"
+    text = f"{control.name}: not worse, {shown(change)}"
     if change.mean <= 0 or control.seeds_needed is None:
         return f"{text}; more than {MOST_SEEDS} seeds, or larger proxies, could"
     return f"{text}; {control.seeds_needed} seeds could"
@@ -182,25 +183,15 @@ def page_of_ablation(name: str, results: AblationResults) -> Page:
     """Return the page of an ablation."""
     sections = []
     for trial in results.trials:
-        rows = [
-            (
-                entry.arm,
-                entry.difference.mean,
-                entry.difference.low,
-                entry.difference.high,
-            )
-            for entry in sorted(trial.arms, key=lambda arm: arm.difference.mean)
-        ]
-        rows += [
-            (
-                control.name,
-                control.difference.mean,
-                control.difference.low,
-                control.difference.high,
-            )
+        by_mean = sorted(trial.arms, key=lambda arm: arm.difference.mean)
+        changes = [(entry.arm, entry.difference) for entry in by_mean]
+        # Shuffled words would leave no room for the others.
+        changes += [
+            (control.name, control.difference)
             for control in trial.controls
-            if control.name != "shuffled words"
+            if control.name != SHUFFLED
         ]
+        rows = [(name, each.mean, each.low, each.high) for name, each in changes]
         confidence = results.rule["decide"]["confidence"]
         caption = (
             f"Difference in {UNIT} from the manifest, with {confidence:.0%} intervals "

@@ -93,6 +93,7 @@ class ComparedTrial:
         trial: pool, size and learning rate.
         tokens: of each training.
         reference: bits per byte of the manifest itself, by seed.
+        tokens_kept, epochs: of the manifest itself, as of an arm.
         arms: compared with the reference.
         controls: checks of the instrument.
         detectable: smallest difference that these seeds find with a power of 0.8.
@@ -101,6 +102,8 @@ class ComparedTrial:
     trial: Trial
     tokens: int
     reference: list[float]
+    tokens_kept: int
+    epochs: float
     arms: list[ComparedArm]
     controls: list[Control]
     detectable: float
@@ -109,33 +112,6 @@ class ComparedTrial:
     def can_tell(self) -> bool:
         """True if the required controls hold."""
         return all(control.holds for control in self.controls if control.is_required)
-
-
-@dataclass(frozen=True)
-class FailedArm:
-    """An arm that could not be trained, and the reason."""
-
-    arm: str
-    trial: Trial
-    error: str
-
-
-@dataclass(frozen=True)
-class SizeAgreement:
-    """Agreement of a size with the largest one.
-
-    Attributes:
-        size: the smaller size.
-        pool, rate: of the compared trials.
-        pairs: share of pairs of arms that both sizes rank alike.
-        decisions: share of arms with the same decision.
-    """
-
-    size: str
-    pool: str
-    rate: str
-    pairs: float
-    decisions: float
 
 
 @dataclass(frozen=True)
@@ -151,8 +127,9 @@ class AblationResults:
         decisions: arm -> decision at the largest size: that of every pool and rate if
             the required controls hold, else "cannot tell".
         can_tell: True if the required controls of the deciding trials hold.
-        agreement: of the smaller sizes with the largest.
-        failed: arms that could not be trained.
+        agreement: smaller size -> share of pairs of arms that it ranks as the largest
+            one does.
+        failed: arm -> reason why it could not be trained.
     """
 
     rule: dict[str, Any]
@@ -162,8 +139,8 @@ class AblationResults:
     trials: list[ComparedTrial]
     decisions: dict[str, Decision]
     can_tell: bool
-    agreement: list[SizeAgreement]
-    failed: list[FailedArm]
+    agreement: dict[str, float]
+    failed: dict[str, str]
 
 
 def rule_of(settings: Ablation) -> dict[str, Any]:
@@ -199,12 +176,12 @@ def analyse_ablation(
     trials = [_compare(outcome, target, settings.decide) for outcome in trained]
     deciding = [entry for entry in trials if entry.trial.size == settings.sizes[-1]]
     arms = [variant.name for variant in plan.variants[1:]]
-    failed = [
-        FailedArm(arm.arm, outcome.trial, arm.error)
+    failed = {
+        arm.arm: arm.error
         for outcome in trained
-        for arm in (*outcome.arms, *outcome.random_drops.values())
+        for arm in outcome.every_arm
         if arm.error is not None
-    ]
+    }
     return AblationResults(
         rule_of(settings),
         earlier_rule,
@@ -213,15 +190,24 @@ def analyse_ablation(
         trials,
         {arm: _joint_decision(arm, deciding) for arm in arms},
         all(entry.can_tell for entry in deciding),
-        _agreements(trials, deciding),
+        {
+            size: _agreement(
+                [entry for entry in trials if entry.trial.size == size], deciding
+            )
+            for size in settings.sizes[:-1]
+        },
         failed,
     )
 
 
 def values_of(arm: TrainedArm, target: Weights) -> list[float]:
-    """Return the mean bits per byte over the target, by seed."""
+    """Return the mean bits per byte (and errors of tasks) over the target, by seed."""
     return [
-        sum(share * proxy.bits_per_byte[name] for name, share in target.items())
+        sum(
+            share * {**proxy.bits_per_byte, **proxy.tasks}[name]
+            for name, share in target.items()
+            if share
+        )
         for proxy in arm.proxies
     ]
 
@@ -289,6 +275,8 @@ def _compare(outcome: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
         outcome.trial,
         outcome.tokens,
         values,
+        sum(reference.tokens_kept.values()),
+        max(reference.epochs.values()),
         compared,
         controls,
         detectable(len(values), float(np.median(spreads)), confidence),
@@ -297,51 +285,28 @@ def _compare(outcome: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
 
 def _joint_decision(arm: str, deciding: Sequence[ComparedTrial]) -> Decision:
     """Return the decision that all trials agree on."""
-    decisions = {
-        entry.decision for trial in deciding for entry in trial.arms if entry.arm == arm
-    }
+    decisions: set[Decision] = set()
+    for trial in deciding:
+        made = {entry.arm: entry.decision for entry in trial.arms if trial.can_tell}
+        decisions.add(made.get(arm, "cannot tell"))
     return decisions.pop() if len(decisions) == 1 else "cannot tell"
 
 
-def _agreements(
+def _agreement(
     trials: Sequence[ComparedTrial], deciding: Sequence[ComparedTrial]
-) -> list[SizeAgreement]:
-    """Compare the rankings and decisions of smaller sizes with those of the largest."""
-    agreements = []
-    for trial, largest in itertools.product(trials, deciding):
-        setting, other = trial.trial, largest.trial
-        if trial in deciding or (setting.pool, setting.rate) != (
-            other.pool,
-            other.rate,
-        ):
-            continue
-        means, largest_means = _means(trial), _means(largest)
-        names = [name for name in means if name in largest_means]
-        same_order = [
-            (means[one] < means[two]) == (largest_means[one] < largest_means[two])
+) -> float:
+    """Share of pairs of arms that both sizes rank alike, over all pools and rates."""
+    alike = []
+    for trial, other in zip(trials, deciding, strict=True):
+        means, other_means = _means(trial), _means(other)
+        names = [name for name in means if name in other_means]
+        alike += [
+            (means[one] < means[two]) == (other_means[one] < other_means[two])
             for one, two in itertools.combinations(names, 2)
         ]
-        decisions = {entry.arm: entry.decision for entry in largest.arms}
-        same_decision = [
-            entry.decision == decisions[entry.arm]
-            for entry in trial.arms
-            if entry.arm in decisions
-        ]
-        agreements.append(
-            SizeAgreement(
-                setting.size,
-                setting.pool,
-                setting.rate,
-                float(np.mean(same_order)),
-                float(np.mean(same_decision)),
-            )
-        )
-    return agreements
+    return float(np.mean(alike))
 
 
 def _means(trial: ComparedTrial) -> dict[str, float]:
-    """Mean bits per byte of the reference and all arms."""
-    means = {"": float(np.mean(trial.reference))}
-    return means | {
-        entry.arm: float(np.mean(entry.bits_per_byte)) for entry in trial.arms
-    }
+    """Mean difference of the reference and all arms."""
+    return {"": 0.0} | {entry.arm: entry.difference.mean for entry in trial.arms}

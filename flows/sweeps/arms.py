@@ -4,7 +4,7 @@ documents.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,7 @@ from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.loader import open_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.ablation import REFERENCE, Ablation, Arm
-from gristmill.mixtures.schema.prepare import take_bare_name
 from gristmill.mixtures.steps.filter import Filter
-from gristmill.mixtures.steps.rules import expand
 from gristmill.mixtures.yaml_text import unknown_name
 
 SHUFFLE = "gristmill.dataprep.user_code.shuffled_words:shuffle_words"
@@ -175,69 +173,22 @@ def _overrides_of(
     name: str, arm: Arm, manifest: Manifest, raw: RawSection
 ) -> tuple[str, ...]:
     """Return the settings of an arm that replace the manifest's."""
-    rule_sets = rule_sets_of(manifest)
-    removed: list[str] = []
-    settings: list[str] = []
+    weights = None if manifest.mix is None else manifest.mix.weights
+    weight = "sources.{}.weight=0" if weights is None else "mix.weights.{}=0"
+    known = [*manifest.steps, *rule_sets_of(manifest), *manifest.sources]
+    settings = [f"{key}={in_one_line(value)}" for key, value in arm.set.items()]
     for part in arm.without:
-        full_names = [full for full in rule_sets if full.partition(".")[2] == part]
-        if part in manifest.sources:
-            settings.append(_without_source(part, manifest))
-        elif part in manifest.steps or part in rule_sets:
-            removed.append(part)
-        elif len(full_names) == 1:
-            removed += full_names
-        else:
-            known = [*manifest.steps, *rule_sets, *manifest.sources]
+        if part not in known:
             raise SweepError(
                 f"arms.{name}.without: no such part: "
                 f"{unknown_name(part, known, 'the manifest has')}"
             )
-    if removed:
-        steps = list(_steps_without(removed, manifest, raw))
-        settings.insert(0, f"prepare={in_one_line(steps)}")
-    settings += [f"{key}={in_one_line(value)}" for key, value in arm.set.items()]
+        if part in manifest.sources:
+            settings.append(weight.format(part))
+        elif part not in manifest.steps:
+            settings.append(f"{part}=null")
+    if not manifest.steps.keys().isdisjoint(arm.without):
+        steps = zip(raw["prepare"], manifest.steps, strict=True)
+        kept = [entry for entry, step in steps if step not in arm.without]
+        settings.insert(0, f"prepare={in_one_line(kept)}")
     return tuple(settings)
-
-
-def _without_source(source: str, manifest: Manifest) -> str:
-    weights = None if manifest.mix is None else manifest.mix.weights
-    if weights is None:
-        return f"sources.{source}.weight=0"
-    return f"mix.weights.{source}=0"
-
-
-def _steps_without(
-    removed: Collection[str], manifest: Manifest, raw: RawSection
-) -> Iterator[object]:
-    """Yield the steps of `prepare` as written, without some of them and without some
-    rule sets.
-    """
-    for entry, (name, step) in zip(raw["prepare"], manifest.steps.items(), strict=True):
-        prefix = f"{name}."
-        rules = [
-            part.removeprefix(prefix) for part in removed if part.startswith(prefix)
-        ]
-        if name in removed:
-            continue
-        if not rules:
-            yield entry
-            continue
-        written = dict(take_bare_name(entry))
-        section = step.config
-        assert isinstance(section, Filter)
-        settings = {**written[step.stage]}
-        all_rules = expand(
-            settings.get("rules") or {key: {} for key in section.rules.sets}
-        )
-        settings["rules"] = {
-            rule_set: values
-            for rule_set, values in all_rules.items()
-            if rule_set not in rules
-        }
-        settings["rule_sources"] = {
-            rule_set: sources
-            for rule_set, sources in section.rule_sources.items()
-            if rule_set not in rules
-        }
-        if settings["rules"]:
-            yield {**written, step.stage: settings}

@@ -59,8 +59,9 @@ class Decide(Section):
     smallest_difference: NotNegative = 0.002
     """Smallest difference in bits per byte that matters."""
     target: dict[str, NotNegative] = Field(default_factory=dict)
-    """Share of each held-out source in the measured mean, relative to each other; all
-    equal if absent.
+    """Share of each held-out source, or task of `pretrain.tasks`, in the measured mean,
+    relative to each other; if absent, all sources have equal shares. A task counts by
+    its error, as in sweeps.
     """
 
 
@@ -103,7 +104,7 @@ class Ablation(Section):
     compute no filter beats the raw pool: arXiv 2605.19407).
     """
     pretrain: dict[str, Any] = Field(default_factory=dict)
-    """Further keys of the proxies' section `pretrain`."""
+    """Further keys of the proxies' section `pretrain`, such as `tasks`."""
     decide: Decide = Decide()
     """The rule that decides."""
 

@@ -14,6 +14,7 @@ from gristmill.mixtures.base import (
     Location,
     NotNegative,
     OutsidePath,
+    PartialShare,
     Positive,
     RawSection,
     RowLength,
@@ -154,7 +155,7 @@ class Mix(Seeded):
     """
     fim: FillInMiddle | None = None
     """Documents that are rearranged for fill-in-the-middle; not used if absent."""
-    validation: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.005
+    validation: PartialShare = 0.005
     """Share of duplicate clusters held out of training, chosen by hash."""
     max_validation_rows: Positive = 1024
     """Largest number of rows per source in the validation set."""

@@ -145,6 +145,7 @@ OF_MANIFESTS = [
     "slurm {}",
     "mixtures sweep {} --weights grid.yaml --steps 2",
     "ladder {} --sizes 1m,3m --tokens-per-parameter 1,2,3",
+    "ablate {} --each-rule --quick",
 ]
 """Every command that takes a manifest, except `plan`."""
 WRONG_FOR_ALL = (

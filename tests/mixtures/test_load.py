@@ -236,6 +236,13 @@ def test_override_replaces_values_also_inside_prepare() -> None:
     assert manifest.sources["prose"].weight == 5
 
 
+def test_null_disables_a_rule_set_also_of_a_list() -> None:
+    manifest = parse_manifest(GOOD, "m.yaml", ["filter.gopher_quality=null"])
+    rules = manifest.prepare[0].filter.rules
+    assert list(rules.sets) == ["gopher_repetition"]
+    assert rules.gopher_repetition.max_top_2gram_char_ratio == 0.3
+
+
 def test_override_of_an_unknown_key_is_rejected() -> None:
     (problem,) = problems_of(GOOD, "pretrain.stepz=9")
     assert "pretrain.stepz: unknown key, did you mean 'steps'?" in problem
