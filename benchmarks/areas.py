@@ -97,6 +97,7 @@ AREAS = {
     "optimizers": ("train.optimizers:rows", "train.optimizer_steps:rows"),
     "optimizer_steps": ("train.optimizer_steps:rows",),
     "sizes": ("train.sizes:rows",),
+    "defaults": ("train.defaults:rows",),
     "posttrain": (
         "train.tuning:rows",
         "train.tuning:large_vocabulary_rows",

@@ -4,13 +4,17 @@ their names.
 
 from __future__ import annotations
 
+import json
+import math
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.train import rollouts, sizes
+from benchmarks.train import rollouts, sizes, tuned_script
+from benchmarks.train.held_out_bits import STRIDE, WINDOW, bits_per_byte
 from benchmarks.train.tuning import (
     EXAMPLES_PER_UPDATE,
     batch,
@@ -64,6 +68,43 @@ def test_answers_of_several_turns_have_the_tokens_of_one(
         sampler = rollouts.make_sampler(tmp_path, world)
         assert rollouts.draw_turns(sampler) == 2 * rollouts.NEW_TOKENS
         assert rollouts.draw(sampler) == 2 * rollouts.NEW_TOKENS
+
+
+@pytest.mark.parametrize(
+    "tokens", [1, 2, STRIDE, WINDOW, WINDOW + 1, WINDOW + STRIDE, 3 * WINDOW - 1]
+)
+def test_every_held_out_token_is_scored_once_from_the_ones_before(
+    tokens: int, tmp_path: Path
+) -> None:
+    """The model gives the next id of a count modulo 8 a probability of 1/2, and the
+    others 1/14 each.
+    """
+    file = tmp_path / "held_out.json"
+
+    def logits_of(ids: torch.Tensor) -> torch.Tensor:
+        successors = torch.nn.functional.one_hot((ids + 1) % 8, 8)
+        return successors * math.log(7)
+
+    count = [number % 8 for number in range(tokens + 1)]
+    file.write_text(json.dumps({"documents": [count], "bytes": tokens}))
+    assert bits_per_byte(logits_of, file) == pytest.approx(1.0)
+    count[-1] = (count[-1] + 1) % 8
+    file.write_text(json.dumps({"documents": [count, [0, 1]], "bytes": 1}))
+    assert bits_per_byte(logits_of, file) == pytest.approx(tokens + math.log2(14))
+
+
+def test_tuned_script_learns_to_count() -> None:
+    settings = tuned_script.Settings(8, 1, 16, 2, seed=0, seconds=0.0)
+    ids = np.arange(8 * 128, dtype=np.uint16) % 8
+    steps = 40
+    model, tokens = tuned_script.train(
+        settings, ids, lambda tokens: tokens / tuned_script.STEP_TOKENS / steps
+    )
+    assert tokens == steps * tuned_script.STEP_TOKENS
+    row = torch.arange(64)[None] % 8
+    assert (model(row[:, :-1]).argmax(dim=-1) == row[:, 1:]).all()
+    factors = [tuned_script.rate_factor(share) for share in (0, 0.01, 0.3, 0.7, 1.0)]
+    assert factors == pytest.approx([0, 0.5, 1, 0.5, 0])
 
 
 @pytest.mark.parametrize(
