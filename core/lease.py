@@ -129,8 +129,11 @@ class Lease:
     def _beat(self) -> bool:
         """Write a heartbeat; return True if the lease is lost."""
         try:
-            beat = self.folder / f"{self.number}.beat.json"
-            write_json(beat, {"at": time.time()}, durable=False)
+            write_json(
+                self.folder / f"{self.number}.beat.json",
+                {"at": time.time()},
+                durable=False,
+            )
             is_lost = highest(self.folder) != self.number
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
             # A full disk, or a store that is temporarily unreachable, does not lose the

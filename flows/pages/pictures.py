@@ -22,8 +22,6 @@ Series = Mapping[str, Sequence[Point]]
 """Name -> points (x, y)."""
 HEIGHT, ROW_HEIGHT, SQUARE_HEIGHT = 180, 30, 374
 """Of a picture, of a row of bars, and of a picture as high as wide, in points."""
-MOST_LEVEL = 5
-"""Names of steps that have room beside each other; more of them are written aslant."""
 MOST_MARKED = 12
 """Points of a curve that are marked."""
 MOST_TICKS = 6
@@ -50,8 +48,6 @@ class Axis:
     high: float
     ticks: Sequence[Tick] = ()
     label: str = ""
-    has_lines: bool = True
-    is_aslant: bool = False
 
     def place(self, value: float, begin: float, end: float) -> float:
         """Place of a value on the line from `begin` to `end`."""
@@ -85,7 +81,7 @@ def draw_rows(
 ) -> str:
     """Marks in labelled rows, the first on top."""
     ticks = list(map(Tick, range(len(labels)), labels))
-    rows = Axis(len(labels) - 0.5, -0.5, ticks, has_lines=False)
+    rows = Axis(len(labels) - 0.5, -0.5, ticks)
     return draw(x, rows, marks, names, ROW_HEIGHT * (len(labels) + 1))
 
 
@@ -128,14 +124,13 @@ def steps(
     for each of `names`.
     """
     ticks = list(map(Tick, range(len(names)), names))
-    shares = [Tick(percent / 100, f"{percent}%") for percent in range(0, 101, 20)]
     marks = [
         Mark("marked line", list(enumerate(values)), number)
         for number, values in enumerate(series.values())
     ]
     return draw(
-        Axis(-0.2, len(names) - 0.8, ticks, is_aslant=len(names) > MOST_LEVEL),
-        Axis(0.0, 1.03, shares, y_label),
+        Axis(-0.2, len(names) - 0.8, ticks),
+        size_axis([1.0], y_label),
         marks,
         series,
     )

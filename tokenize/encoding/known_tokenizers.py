@@ -145,8 +145,8 @@ def read_known(tokenizer: Tokenizer) -> Known:
             "ignore_merges": bool(model.get("ignore_merges")),
         },
     }
-    text = orjson.dumps(specification).decode()
-    return Known(text, byte_level, nfc, first, stand_ins)
+    json = orjson.dumps(specification).decode()
+    return Known(json, byte_level, nfc, first, stand_ins)
 
 
 def _plain(number: int, content: str) -> AddedToken:
