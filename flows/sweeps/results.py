@@ -1,19 +1,21 @@
 """Regressions of a sweep's measurements on mixtures, their leave-one-out errors, and
 the suggested mixture.
 
-    linear    bpb_i(r) = sum_j b_ij r_j               RegMix's linear model (Liu et al.
-                                                      2024, section 3.2)
     law       bpb_i(r) = c_i + exp(sum_j t_ij r_j)    data mixing law (Ye et al. 2024,
                                                       equation 6)
+    process   bpb_i(r) ~ GP(m_i, k_i(sqrt r, sqrt r'))  Gaussian process (Rasmussen and
+                                                      Williams 2006, section 2.2)
 
 r are the shares of the sources and i is the measured source. Shares sum to 1, so a
 constant next to the sum would not be identifiable (the law's factor k is part of its
-t). The model with the smaller leave-one-out error is used, and neither if the mean of
-the other mixtures predicts as well.
+t). The model with the least leave-one-out error is used, and none if the mean of the
+other mixtures predicts as well. Of more than `MOST_FOLDS` mixtures, several are left
+out at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +25,12 @@ import numpy as np
 from gristmill.flows.sweeps.grid import SweepError, Weights, matrix, normalised
 from gristmill.flows.sweeps.proxies import MixtureOutcome, Proxy, Sweep
 
+FIRST_PROCESS = np.log([1.0, 1.0, 0.01])
+"""Logarithms of the first variance of values, length, and variance of noise, of
+standardized values.
+"""
+PROCESS_BOUNDS = np.log([[1e-2, 1e3], [1e-2, 1e2], [1e-6, 1.0]])
+MOST_FOLDS = 32
 Predict = Callable[[np.ndarray], np.ndarray]
 """Shares of shape (n, sources) -> values of shape (n,)."""
 MEAN = "mean"
@@ -37,7 +45,7 @@ class Fit:
     """The model of one source's bits per byte.
 
     Attributes:
-        model: `linear` or `law`, or `mean` if neither predicts better than the mean.
+        model: one of `MODELS`, or `mean` if none predicts better than the mean.
         errors: model -> root mean square of its leave-one-out errors, for the models
             that have enough data.
         predict: the chosen model, fitted to all mixtures.
@@ -48,12 +56,6 @@ class Fit:
     errors: Mapping[str, float]
     predict: Predict
     left_out: np.ndarray
-
-
-def fit_linear(shares: np.ndarray, values: np.ndarray) -> Predict:
-    """Fit values (n,) to shares (n, sources) by least squares."""
-    coefficients = np.linalg.lstsq(shares, values, rcond=None)[0]
-    return lambda where: where @ coefficients
 
 
 def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
@@ -68,21 +70,56 @@ def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
     def residuals(parameters: np.ndarray) -> np.ndarray:
         return law(parameters, shares) - values
 
+    def derivatives(parameters: np.ndarray) -> np.ndarray:
+        growth = law(parameters, shares) - parameters[0]
+        return np.column_stack([np.ones(len(shares)), growth[:, None] * shares])
+
     solutions = []
     for floor in FIRST_FLOORS:
         start = floor * values.min()
         exponents = np.linalg.lstsq(shares, np.log(values - start), rcond=None)[0]
         first = np.concatenate([[start], exponents])
-        solutions.append(least_squares(residuals, first, jac="3-point"))
+        solutions.append(least_squares(residuals, first, derivatives))
     best = min(solutions, key=lambda solution: solution.cost)
     return partial(law, best.x)
+
+
+def fit_process(shares: np.ndarray, values: np.ndarray) -> Predict:
+    """Fit a Gaussian process of most likelihood, with a Matérn kernel (nu = 5/2) of the
+    distance between square roots of shares (Hellinger's), in which sources of small
+    shares count.
+    """
+    from scipy.linalg import cho_factor, cho_solve
+    from scipy.optimize import minimize
+    from scipy.spatial.distance import cdist
+
+    roots, mean, scale = np.sqrt(shares), values.mean(), values.std() or 1.0
+    targets = (values - mean) / scale
+
+    def kernel(where: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+        variance, length, _ = np.exp(parameters)
+        reach = math.sqrt(5) * cdist(np.sqrt(np.maximum(where, 0.0)), roots) / length
+        return variance * (1 + reach + reach**2 / 3) * np.exp(-reach)
+
+    def factor(parameters: np.ndarray) -> tuple[np.ndarray, bool]:
+        noise = np.exp(parameters[2]) * np.eye(len(shares))
+        return cho_factor(kernel(shares, parameters) + noise, lower=True)
+
+    def loss(parameters: np.ndarray) -> float:
+        factors = factor(parameters)
+        fit = 0.5 * targets @ cho_solve(factors, targets)
+        return float(fit + np.log(np.diag(factors[0])).sum())
+
+    best = minimize(loss, FIRST_PROCESS, bounds=PROCESS_BOUNDS).x
+    weights = scale * cho_solve(factor(best), targets)
+    return lambda where: mean + kernel(where, best) @ weights
 
 
 Fitting = Callable[[np.ndarray, np.ndarray], Predict]
 """(shares, values) -> a model fitted to them."""
 MODELS: dict[str, tuple[Fitting, int]] = {
-    "linear": (fit_linear, 0),
     "law": (fit_law, 1),
+    "process": (fit_process, 0),
 }
 """Model -> (its fit function, number of parameters in addition to one per source)."""
 
@@ -121,13 +158,16 @@ def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
 def leave_one_out(
     fit_model: Fitting, shares: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """Predict each mixture with a model fitted to all others."""
-    predictions = []
-    for number in range(len(values)):
-        remaining = np.delete(shares, number, axis=0)
-        predict = fit_model(remaining, np.delete(values, number))
-        predictions.append(predict(shares[number : number + 1])[0])
-    return np.array(predictions)
+    """Predict each mixture with a model fitted to all others, or to all but every
+    `MOST_FOLDS`-th.
+    """
+    predictions = np.empty(len(values))
+    numbers = np.arange(len(values))
+    for fold in range(min(len(values), MOST_FOLDS)):
+        left_out = numbers % MOST_FOLDS == fold
+        predict = fit_model(shares[~left_out], values[~left_out])
+        predictions[left_out] = predict(shares[left_out])
+    return predictions
 
 
 def root_mean_square(errors: np.ndarray) -> float:
