@@ -230,7 +230,7 @@ def write_chain(
 
     Args:
         folder: receives it, its store and Prefect's database.
-        corpus: raw JSONL, compressed or not.
+        corpus: raw JSONL, compressed or not, or web archives.
         models: of the steps.
         settings: the steps in their order, each with its section; models are added.
         packed: if true, it ends with packed shards; else with the kept documents, as
@@ -247,7 +247,7 @@ def write_chain(
         "seed": 1,
         "sources": {
             "web": {
-                "path": str(corpus.folder / "*.jsonl*"),
+                "path": str(corpus.folder / "*"),
                 "metadata_fields": [],
                 "max_epochs": 4,
             }

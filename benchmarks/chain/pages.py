@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import installed_texts
+from benchmarks.dataprep.reading import make_pages, make_warc
 
 FILE_DOCUMENTS = 5000
 """Pages of a file, of 15 MB."""
+ARCHIVE_DOCUMENTS = 500
+"""Pages of a web archive, of 20 MB of HTML."""
 MOST_EDITS = 6
 """Most words that are replaced in a near copy."""
 KINDS = {
@@ -83,6 +86,24 @@ def write_corpus(folder: Path, documents: int) -> Corpus:
             json.dumps({"documents": documents, "text_bytes": text_bytes})
         )
     return Corpus(folder, **json.loads(record.read_text()))
+
+
+def write_archives(folder: Path, documents: int) -> tuple[Corpus, int]:
+    """Write pages 0 to documents - 1 as HTML in compressed web archives.
+
+    Returns:
+        the corpus, and the bytes of its HTML.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pages, text_bytes, html_bytes = Pages(documents), 0, 0
+    for first in range(0, documents, ARCHIVE_DOCUMENTS):
+        last = min(first + ARCHIVE_DOCUMENTS, documents)
+        texts = [pages.text(number) for number in range(first, last)]
+        html = make_pages(texts)
+        text_bytes += sum(len(text.encode()) for text in texts)
+        html_bytes += sum(map(len, html))
+        (folder / f"{first:07d}.warc.gz").write_bytes(make_warc(html))
+    return Corpus(folder, documents, text_bytes), html_bytes
 
 
 def remove_corpus(corpus: Corpus) -> None:

@@ -19,7 +19,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ ALL_TEXT: tuple[str, RawSection] = ("resiliparse", {"favor": "recall"})
 
 def speed_rows() -> Iterator[Row]:
     """Measure pages or records per second."""
-    pages = make_pages(max(PAGES.values()))
+    pages = make_pages(documentation(max(PAGES.values())))
     for extractor, number in PAGES.items():
         name = "extraction_guard_vs_direct" + (
             "" if extractor == "resiliparse" else f", {extractor}"
@@ -256,11 +256,11 @@ def make_jsonl(number: int) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
-def make_pages(number: int) -> list[bytes]:
-    """Return pages of HTML, the same in every run."""
+def make_pages(texts: Iterable[str]) -> list[bytes]:
+    """Return a page of HTML for each text, the same in every run."""
     source = random.Random(2)
     pages = []
-    for title, text in enumerate(documentation(number)):
+    for title, text in enumerate(texts):
         words = text.split()
         paragraphs = [
             " ".join(words[start : start + 80]) + "."

@@ -3,7 +3,8 @@ two workers.
 
 The chain is that of `bench chain` with gristmill's own settings: ingest, filter, dedup,
 langid, quality, tokenize, mix; by a user's command without Prefect, with the engine
-already running on the loopback address. Its corpus is real, distinct text. Times of
+already running on the loopback address. Its corpus is real, distinct text; the largest
+is also read as pages of HTML in web archives, as many bytes of them. Times of
 processors and memory are those of all processes of the command and of the engine
 (`process_watch.py`).
 """
@@ -25,7 +26,7 @@ from benchmarks.chain.our_chain import (
     make_models,
     write_chain,
 )
-from benchmarks.chain.pages import Corpus, write_corpus
+from benchmarks.chain.pages import Corpus, write_archives, write_corpus
 from benchmarks.chain.peers import fresh
 from benchmarks.engines.clusters import running
 from benchmarks.engines.process_watch import Usage, Watch, wait_for_rest
@@ -36,11 +37,12 @@ from gristmill.mixtures.base import Options
 MEGABYTES = (60,)
 """Smallest corpus whose work outweighs the start of its processes."""
 DOCUMENTS_PER_MEGABYTE = 655
+HTML_PAGES_PER_MEGABYTE = 26
 WARM = 600
 """Pages of a corpus that compiles kernels before any measurement."""
 MOST_MEMORY = 1.5
 """Most memory against the local runner."""
-MEGA = 1e6
+MEGA, GIGA, HOUR = 1e6, 1e9, 3600
 
 
 @dataclass(frozen=True)
@@ -105,21 +107,66 @@ def rows(
         local = measure(folder / "local", corpus, models)
         sides = {"local": local}
         for name in engines:
-            try:
-                with running(BOUNDS[name].cluster, fresh(folder / name)) as cluster:
-                    wait_for_rest()
-                    sides[name] = measure(
-                        folder / name / "chain", corpus, models, cluster.engine
-                    )
-            except MissingEngineError as error:
-                yield row(f"{name}, {size} MB", None, None, "s", str(error))
+            measured = measure_engine(name, folder / name, corpus, models)
+            if measured is None:
+                yield row(
+                    f"{name}, {size} MB", None, None, "s", "not installed: make engines"
+                )
                 continue
-            yield from engine_rows(name, corpus, sides[name], local)
-            shutil.rmtree(folder / name)
+            sides[name] = measured
+            yield from engine_rows(name, corpus, measured, local)
         for name, measured in sides.items():
             if name in previous:
                 yield from growth_rows(name, *previous[name], corpus, measured)
             previous[name] = corpus, measured
+    yield from archive_rows(max(megabytes), tuple(previous), folder, models)
+
+
+def archive_rows(
+    megabytes: int, engines: Sequence[str], folder: Path, models: Models
+) -> Iterator[Row]:
+    """Measure what a core-hour of the local runner and of each engine cleans of web
+    archives.
+    """
+    corpus, html_bytes = write_archives(
+        fresh(folder / "archives"), megabytes * HTML_PAGES_PER_MEGABYTE
+    )
+    local = measure(folder / "local", corpus, models)
+    for name in engines:
+        if name == "local":
+            continue
+        measured = measure_engine(name, folder / name, corpus, models)
+        if measured is not None:
+            yield core_hour_row(
+                f"{name}, {html_bytes / MEGA:.0f} MB of HTML in web archives",
+                html_bytes,
+                measured.usage,
+                local.usage,
+            )
+
+
+def measure_engine(
+    name: str, folder: Path, corpus: Corpus, models: Models
+) -> Measured | None:
+    """Run the chain on an engine that is started for it; None if it is not installed."""
+    try:
+        with running(BOUNDS[name].cluster, fresh(folder)) as cluster:
+            wait_for_rest()
+            measured = measure(folder / "chain", corpus, models, cluster.engine)
+    except MissingEngineError:
+        return None
+    shutil.rmtree(folder)
+    return measured
+
+
+def core_hour_row(title: str, num_bytes: int, usage: Usage, local: Usage) -> Row:
+    """Return the row of the bytes that a core-hour cleans."""
+    return row(
+        f"{title}: text per core-hour",
+        num_bytes / GIGA / usage.cpu_seconds * HOUR,
+        num_bytes / GIGA / local.cpu_seconds * HOUR,
+        "GB",
+    )
 
 
 def measure(
@@ -153,12 +200,7 @@ def engine_rows(
         f"{verdict}; {ours.seconds:.1f} s by the clock, local {peer.seconds:.1f} s",
         floor=1 / min(limits) if limits else None,
     )
-    yield row(
-        f"{title}: text per core-hour",
-        size * 3.6 / ours.cpu_seconds,
-        size * 3.6 / peer.cpu_seconds,
-        "GB",
-    )
+    yield core_hour_row(title, corpus.text_bytes, ours, peer)
     for part, seconds in sorted(ours.part_seconds.items(), key=lambda item: -item[1]):
         yield row(
             f"{title}: CPU of {part}",

@@ -216,7 +216,7 @@ def test_rows_compare_each_extractor_with_all_text(
 
 
 def test_the_benchmark_of_reading_gets_all_pages_back(tmp_path: Path) -> None:
-    pages = reading.make_pages(3)
+    pages = reading.make_pages(["one", "two", "three"])
     path = tmp_path / "crawl.warc.gz"
     path.write_bytes(reading.make_warc(pages))
     assert reading.read_pages(path) == reading.iterate(path) == 3
