@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo engines test test-long test-all test-seconds test-oldest docs test-docs pictures recipes reference deprecations check dependencies audit api peers deploy-tools clean build/typecheck
 
 demo: .venv/installed
-	$(BIN)/gristmill run mixtures/demo.yaml
+	$(BIN)/gristmill demo
 
 test: .venv/developing
 	$(BIN)/pytest -n 2 --dist loadfile -m "not ($(LONG))"
@@ -141,12 +141,12 @@ build/deploy/installed: .ci/deploy-tools.txt
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[all]"
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[all]"
 	touch $@
 
 # And what developing needs: test tools, and the software that tests and benchmarks compare with.
 .venv/developing: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 # The type checker sees the folders of the package as an installed one has them, through links, and the benchmarks beside.

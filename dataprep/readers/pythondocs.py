@@ -2,8 +2,9 @@
 
 `python-docs://` is prose: topics of the language reference, docstrings of the standard
 library, and descriptions and licences of the packages that gristmill requires (real
-near-duplicates). `python-stdlib://` is code: the files of the standard library. The
-content depends only on the versions of the interpreter and of these packages.
+near-duplicates). `python-docstrings://` is prose of one kind: docstrings of NumPy and
+SciPy, one document each. `python-stdlib://` is code: the files of the standard library.
+The content depends only on the versions of the interpreter and of these packages.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TypedDict
 from gristmill.dataprep.examples.conversations import Example, Message
 
 DOCS = "python-docs://"
+DOCSTRINGS = "python-docstrings://"
 STDLIB = "python-stdlib://"
 CONTENT_VERSION = 2
 """Raised when the same interpreter and packages yield other documents."""
@@ -34,6 +36,8 @@ PACKAGES = (
     "typing-extensions universal-pathlib zstandard"
 ).split()
 """Packages with documents: those that gristmill requires on every platform."""
+DOCUMENTED = ("numpy", "scipy")
+"""Packages with a document for each docstring."""
 MIN_CHARACTERS = 200
 """Shortest document; most shorter ones are a single sentence."""
 LONG_DOCSTRING_CHARACTERS = 1500
@@ -75,7 +79,7 @@ class ListedFile(TypedDict):
 
 def is_python_source(path: str) -> bool:
     """True if a source's path is served by this module."""
-    return path in (DOCS, STDLIB)
+    return path in _PARTS
 
 
 def python_parts(path: str) -> list[str]:
@@ -84,8 +88,8 @@ def python_parts(path: str) -> list[str]:
 
 
 def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
-    """Documents of one part of `python-docs://` or `python-stdlib://`, in a fixed
-    order; texts below MIN_CHARACTERS are left out.
+    """Documents of one part of a Python source, in a fixed order; texts below
+    MIN_CHARACTERS are left out.
     """
     for document in _PARTS[path][part]():
         _, text, _ = document
@@ -96,8 +100,8 @@ def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
 def python_listing(path: str) -> list[ListedFile]:
     """Fingerprint of the content: versions of the interpreter and the packages."""
     stamps = {"documents": str(CONTENT_VERSION), "python": sys.version}
-    if path == DOCS:
-        stamps |= {f"dist/{name}": metadata.version(name) for name in PACKAGES}
+    packages = {DOCS: PACKAGES, DOCSTRINGS: DOCUMENTED}.get(path, ())
+    stamps |= {f"dist/{name}": metadata.version(name) for name in packages}
     return [
         {"path": name, "size": 0, "stamp": stamp}
         for name, stamp in sorted(stamps.items())
@@ -189,6 +193,18 @@ def _package_docs() -> Iterator[PythonDocument]:
                 yield f"dist/{name}/{relative_path}", text, about
 
 
+def _package_docstrings() -> Iterator[PythonDocument]:
+    for package in DOCUMENTED:
+        folder = Path(str(metadata.distribution(package).locate_file(package)))
+        for path in sorted(folder.rglob("*.py")):
+            relative = path.relative_to(folder.parent)
+            if not _SKIPPED_FOLDERS.isdisjoint(relative.parts):
+                continue
+            for name, signature, text in _docstrings("", ast.parse(_read_code(path))):
+                title = f"{name.rpartition('.')[2]}{signature}".strip()
+                yield f"{relative.as_posix()}:{name[1:]}", f"{title}\n\n{text}", {}
+
+
 def _standard_library_code() -> Iterator[PythonDocument]:
     for relative, path in standard_library_files():
         text = _read_code(path)
@@ -202,6 +218,7 @@ _PARTS = {
         "docstrings": _module_docs,
         "topics": _topics,
     },
+    DOCSTRINGS: {"docstrings": _package_docstrings},
     STDLIB: {"code": _standard_library_code},
 }
 

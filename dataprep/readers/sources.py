@@ -2,8 +2,8 @@
 content.
 
 A path is a file, a glob (`**` for any depth), a folder, an fsspec URL of one of these,
-or one of two sources without files: `python-docs://` and `python-stdlib://`. Wildcards
-do not match names that start with a dot. A tar or zip archive is one input; its members
+or a source without files (`python-docs://`; see pythondocs). Wildcards do not match
+names that start with a dot. A tar or zip archive is one input; its members
 are listed when it is read.
 """
 

@@ -14,11 +14,11 @@ def complete_manifest(incomplete: str) -> list[str]:
     """Complete YAML files and folders, and after the first character also named
     manifests.
     """
-    from gristmill.mixtures.recipes.named_recipes import DEMO, PREFIX, recipe_names
+    from gristmill.mixtures.recipes.named_recipes import DEMOS, PREFIX, recipe_names
 
     named_manifests = []
     if incomplete:
-        names = [DEMO, *(PREFIX + recipe for recipe in recipe_names())]
+        names = [*DEMOS, *(PREFIX + recipe for recipe in recipe_names())]
         named_manifests = [name for name in names if name.startswith(incomplete)]
     completions = []
     for path in sorted(glob.glob(f"{glob.escape(incomplete)}*")):

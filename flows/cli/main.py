@@ -14,6 +14,7 @@ import warnings
 # order of `gristmill --help`.
 # isort: off
 import gristmill.flows.cli.run
+import gristmill.flows.cli.demo
 import gristmill.flows.cli.recipes
 import gristmill.flows.cli.questions
 import gristmill.flows.cli.look

@@ -19,6 +19,7 @@ from gristmill.flows.cli.application import (
     out_file,
     print_json,
 )
+from gristmill.mixtures.recipes.named_recipes import is_manifest
 
 if TYPE_CHECKING:
     from gristmill.flows.models.find_model import ModelFolders
@@ -116,7 +117,7 @@ def trace_answer(
     from gristmill.flows.questions.trace_text import trace_text
     from gristmill.flows.questions.training_reads import TraceError
 
-    if not model.endswith((".yaml", ".yml")):
+    if not is_manifest(model):
         echo(
             "(a folder does not record what its model has read; chat with the "
             "manifest that trained it)"
@@ -231,7 +232,7 @@ def folders_or_exit(
         find_trained,
     )
 
-    if model.endswith((".yaml", ".yml")):
+    if is_manifest(model):
         return find_trained(open_or_exit(model, set_, store), tokenizer)
     return find_model(model, tokenizer)
 
@@ -290,7 +291,7 @@ def evaluate(
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
     section = None if tasks is None else read_task_file(tasks)
-    if model.endswith((".yaml", ".yml")):
+    if is_manifest(model):
         session = open_or_exit(model, set_, store)
         section = section or session.manifest.evaluate
     folders = folders_or_exit(model, tokenizer, set_, store)

@@ -1,6 +1,4 @@
-"""Commands for the manifests of the package: `demo` runs one, `recipes` lists the
-others.
-"""
+"""Command `recipes`: the manifests of the package that follow published work."""
 
 from __future__ import annotations
 
@@ -10,42 +8,15 @@ from typer import Argument, echo
 
 from gristmill.flows.cli.application import (
     JsonOption,
-    NoUiOption,
-    SetOption,
-    StoreOption,
-    UntilOption,
     app,
     print_json,
 )
-from gristmill.flows.cli.run import run
 from gristmill.mixtures.recipes.named_recipes import (
-    DEMO,
     PREFIX,
     describe_recipe,
     recipe_file,
     recipe_names,
 )
-
-
-@app.command()
-def demo(
-    until: UntilOption = None,
-    set_: SetOption = None,
-    store: StoreOption = None,
-    no_ui: NoUiOption = False,
-) -> None:
-    """Run the demo: train a tiny model on the text that comes with Python, in minutes
-    on a CPU.
-    """
-    run(
-        DEMO,
-        until=until,
-        force=None,
-        set_=set_,
-        store=store,
-        no_ui=no_ui,
-        verify_inputs=False,
-    )
 
 
 @app.command()

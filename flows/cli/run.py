@@ -28,7 +28,7 @@ from gristmill.flows.cli.completion import (
     complete_manifest,
     complete_stage,
 )
-from gristmill.mixtures.recipes.named_recipes import is_named
+from gristmill.mixtures.recipes.named_recipes import is_manifest
 
 if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
@@ -478,7 +478,7 @@ def verify(
     """Compare every committed file of a manifest with its checksum; or a MODEL's
     outputs with those of transformers.
     """
-    if not subject.endswith((".yaml", ".yml")) and not is_named(subject):
+    if not is_manifest(subject):
         from gristmill.flows.cli.models import verify_model
 
         raise Exit(verify_model(subject, tokenizer, as_json))

@@ -1,5 +1,5 @@
-"""Manifests that come with the package, by name: `demo`, and `recipe:NAME` for those of
-this folder.
+"""Manifests that come with the package, by name: `demo`, `demo-chat`, and `recipe:NAME`
+for those of this folder.
 
 A name can stand wherever a manifest's path can. Relative paths in such a manifest, and
 in settings that replace its keys, are relative to the current folder, since the package
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-DEMO = "demo"
+DEMO, CHAT_DEMO = DEMOS = ("demo", "demo-chat")
 PREFIX = "recipe:"
 _FOLDER = Path(__file__).parent
 
@@ -35,7 +35,12 @@ def is_named(manifest: str | Path) -> bool:
     that name takes precedence.
     """
     path = Path(manifest)
-    return (path.name == DEMO or path.name.startswith(PREFIX)) and not path.exists()
+    return (path.name in DEMOS or path.name.startswith(PREFIX)) and not path.exists()
+
+
+def is_manifest(argument: str) -> bool:
+    """Return True if an argument that may also be a folder names a manifest."""
+    return argument.endswith((".yaml", ".yml")) or is_named(argument)
 
 
 def manifest_file(manifest: str | Path) -> Path:
@@ -47,7 +52,9 @@ def manifest_file(manifest: str | Path) -> Path:
     path = Path(manifest)
     if not is_named(path):
         return path
-    return _FOLDER.parent / "demo.yaml" if path.name == DEMO else recipe_file(path.name)
+    if path.name in DEMOS:
+        return _FOLDER.parent / f"{path.name}.yaml"
+    return recipe_file(path.name)
 
 
 def recipe_file(recipe: str) -> Path:

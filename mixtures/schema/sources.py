@@ -99,11 +99,11 @@ class DocumentFiles(Section):
 
     path: OutsidePath
     """A file, a glob, a folder, an fsspec URL of one of these,
-    `hf://datasets/NAME@COMMIT/...` (see docs/how-to/data/hub.md), `python-docs://` or
-    `python-stdlib://`. The members of a tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`,
-    `.tar.bz2`, `.tar.xz`) or zip archive are read like the files of a folder. Files may
-    be compressed: `.gz`, `.zst`, `.bz2`, `.xz`. With `list`: the base of relative paths
-    in the listing; the manifest's folder if absent.
+    `hf://datasets/NAME@COMMIT/...` (see docs/how-to/data/hub.md), `python-docs://`,
+    `python-docstrings://` or `python-stdlib://`. The members of a tar (`.tar`, `.tgz`,
+    `.tar.gz`, `.tar.zst`, `.tar.bz2`, `.tar.xz`) or zip archive are read like the files
+    of a folder. Files may be compressed: `.gz`, `.zst`, `.bz2`, `.xz`. With `list`: the
+    base of relative paths in the listing; the manifest's folder if absent.
     """
     list: OwnListing | None = None
     """A function of your own that lists the files, instead of all files that `path`

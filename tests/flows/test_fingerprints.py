@@ -22,7 +22,7 @@ from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.schema.prepare import ExampleStep
 
 GOLDEN = Path(__file__).with_name("fingerprints.json")
-DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml"
+DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo-chat.yaml"
 MODIFIED_AT = 1_700_000_000
 FILES = {
     "prose/one.txt": "Some prose.",
@@ -182,7 +182,7 @@ merge: {steps: [3, 6], weights: [1, 2]}
 sft: {data: [{path: chat.jsonl}], steps: 2}
 """
 DEMO_OVERRIDES = [
-    "sources.prose.path=prose/*.txt",
+    "sources.docstrings.path=prose/*.txt",
     "sources.code.path=code/*.py",
     "sft.data.0.path=chat.jsonl",
     "dpo.data.0.path=pairs.jsonl",

@@ -295,7 +295,7 @@ def missing_for(
     monkeypatch.setattr(
         missing_libraries, "is_installed", lambda library: library in present
     )
-    session = open_session("demo", settings, str(tmp_path / "store"))
+    session = open_session("demo-chat", settings, str(tmp_path / "store"))
     with pytest.raises(gristmill_package.MissingLibraryError) as raised:
         check_libraries(session, list(session.plan))
     return str(raised.value)

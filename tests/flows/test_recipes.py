@@ -21,6 +21,7 @@ from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.loader import ManifestError, load_manifest
 from gristmill.mixtures.recipes.named_recipes import (
+    DEMOS,
     describe_recipe,
     is_named,
     recipe_file,
@@ -143,7 +144,16 @@ def test_paths_of_a_named_manifest_are_relative_to_the_current_folder(
     monkeypatch.chdir(tmp_path)
     loaded = load_manifest("recipe:c4", ["sources.crawl.path=mine/*.jsonl"])
     assert loaded.sources["crawl"].path == str(tmp_path / "mine" / "*.jsonl")
-    assert load_manifest("demo").name == "demo"
+    for name in DEMOS:
+        assert load_manifest(name).name == name
+
+
+def test_chat_demo_tunes_the_model_of_the_demo() -> None:
+    demo, chat = map(load_manifest, DEMOS)
+    for section in ("seed", "sources", "prepare", "tokenizer", "mix", "pretrain"):
+        assert getattr(chat, section) == getattr(demo, section)
+    assert demo.sft is None
+    assert chat.sft is not None
 
 
 def test_file_takes_precedence_over_a_recipe_of_the_same_name(

@@ -18,12 +18,14 @@ from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
-DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
+DEMO_CHAT = str(
+    Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo-chat.yaml"
+)
 
 
 @cache
 def opened(*overrides: str, until: str | None = None, exactly: bool = False) -> Session:
-    return open_session(DEMO, list(overrides), "nowhere", until, exactly)
+    return open_session(DEMO_CHAT, list(overrides), "nowhere", until, exactly)
 
 
 def changed_by(*overrides: str) -> list[str]:
@@ -36,7 +38,7 @@ def changed_by(*overrides: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_demo_has_every_stage_in_order() -> None:
+def test_the_chat_demo_has_every_stage_in_order() -> None:
     assert list(opened().plan) == [
         "ingest",
         "langid",
@@ -70,11 +72,11 @@ def test_the_demo_has_every_stage_in_order() -> None:
         ("tokenizer.pretokenizer=llama3", "tokenizer"),
         ("tokenizer.special_tokens=['<|tool|>']", "tokenizer"),
         ("sources.code.weight=0.4", "mix"),
-        ("sources.prose.where=quality > 0.5", "mix"),
+        ("sources.docstrings.where=quality > 0.5", "mix"),
         ("sources.code.epochs=min(cluster_size, 4)", "mix"),
         ("sources.code.max_epochs=0.5", "mix"),
         ("mix.weights={alpha: 0.7}", "mix"),
-        ("mix.phases=[{end: 0.8}, {weights: {prose: 1}}]", "mix"),
+        ("mix.phases=[{end: 0.8}, {weights: {docstrings: 1}}]", "mix"),
         ("mix.on_shortfall=redistribute", "mix"),
         ("mix.sequence_length=128", "mix"),
         ("mix.seed=8", "mix"),
@@ -129,7 +131,7 @@ def test_reinforcement_stage_follows_its_start_model_and_precedes_its_readers() 
 
 
 def test_overridden_weights_are_not_part_of_the_recipe() -> None:
-    weights = "mix.weights={prose: 0.5, code: 0.5}"
+    weights = "mix.weights={docstrings: 0.5, code: 0.5}"
     low_weight, high_weight = (
         opened(weights, f"sources.code.weight={weight}").plan["mix"]
         for weight in (0.1, 0.9)
@@ -153,10 +155,12 @@ def test_lineage_contains_the_effective_weights() -> None:
     )
     assert "mix" not in source_weights
     mixture_weights = (
-        opened("mix.weights={prose: 0.5, code: 0.5}").plan["export"].recipe["lineage"]
+        opened("mix.weights={docstrings: 0.5, code: 0.5}")
+        .plan["export"]
+        .recipe["lineage"]
     )
     assert "weight" not in mixture_weights["sources"]["code"]
-    assert mixture_weights["mix"] == {"weights": {"prose": 0.5, "code": 0.5}}
+    assert mixture_weights["mix"] == {"weights": {"docstrings": 0.5, "code": 0.5}}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_lineage_contains_the_effective_weights() -> None:
         "engine.runner=PortableRunner",
         "engine.checkpoint_every=3",
         "prepare.langid.model=/some/where/lid.176.ftz",
-        "sources.prose.licence=PSF",
+        "sources.docstrings.licence=PSF",
     ],
 )
 def test_engine_settings_do_not_change_fingerprints_of_data(override: str) -> None:
