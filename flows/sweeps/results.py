@@ -30,7 +30,7 @@ FIRST_PROCESS = np.log([1.0, 1.0, 0.01])
 standardized values.
 """
 PROCESS_BOUNDS = np.log([[1e-2, 1e3], [1e-2, 1e2], [1e-6, 1.0]])
-MOST_FOLDS = 32
+MOST_FOLDS = 16
 Predict = Callable[[np.ndarray], np.ndarray]
 """Shares of shape (n, sources) -> values of shape (n,)."""
 MEAN = "mean"
@@ -96,14 +96,16 @@ def fit_process(shares: np.ndarray, values: np.ndarray) -> Predict:
     roots, mean, scale = np.sqrt(shares), values.mean(), values.std() or 1.0
     targets = (values - mean) / scale
 
-    def kernel(where: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+    between = cdist(roots, roots)
+
+    def kernel(distances: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         variance, length, _ = np.exp(parameters)
-        reach = math.sqrt(5) * cdist(np.sqrt(np.maximum(where, 0.0)), roots) / length
+        reach = distances * (math.sqrt(5) / length)
         return variance * (1 + reach + reach**2 / 3) * np.exp(-reach)
 
     def factor(parameters: np.ndarray) -> tuple[np.ndarray, bool]:
         noise = np.exp(parameters[2]) * np.eye(len(shares))
-        return cho_factor(kernel(shares, parameters) + noise, lower=True)
+        return cho_factor(kernel(between, parameters) + noise, lower=True)
 
     def loss(parameters: np.ndarray) -> float:
         factors = factor(parameters)
@@ -112,7 +114,12 @@ def fit_process(shares: np.ndarray, values: np.ndarray) -> Predict:
 
     best = minimize(loss, FIRST_PROCESS, bounds=PROCESS_BOUNDS).x
     weights = scale * cho_solve(factor(best), targets)
-    return lambda where: mean + kernel(where, best) @ weights
+
+    def predict(where: np.ndarray) -> np.ndarray:
+        distances = cdist(np.sqrt(np.maximum(where, 0.0)), roots)
+        return mean + kernel(distances, best) @ weights
+
+    return predict
 
 
 Fitting = Callable[[np.ndarray, np.ndarray], Predict]
