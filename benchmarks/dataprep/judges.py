@@ -32,7 +32,11 @@ from benchmarks.public_data import read_archive, read_records
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.quality.classifier import as_line, score_texts, train
 from gristmill.dataprep.quality.perplexity import load_scores
-from gristmill.dataprep.quality.quality import area_under_curve, best_cut, measure_cut
+from gristmill.dataprep.quality.separation import (
+    area_under_curve,
+    best_cut,
+    measure_cut,
+)
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.mixtures.steps.quality import Classifier
 

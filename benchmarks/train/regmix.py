@@ -23,13 +23,6 @@ from gristmill.flows.sweeps.results import fit
 
 RUNS = "mixtures_regmix"
 PROXIES = (32, 64, 128, 512)
-TREES = {
-    "objective": "regression",
-    "n_estimators": 1000,
-    "learning_rate": 0.01,
-    "random_state": 42,
-    "verbosity": -1,
-}
 STOPPING_ROUNDS = 3
 
 
@@ -63,7 +56,13 @@ def scores(folder: Path, domain: int, number: int) -> np.ndarray:
         losses[:number, domain],
         test_losses[:, domain],
     )
-    trees = LGBMRegressor(**TREES)
+    trees = LGBMRegressor(
+        objective="regression",
+        n_estimators=1000,
+        learning_rate=0.01,
+        random_state=42,
+        verbosity=-1,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trees.fit(
@@ -75,7 +74,7 @@ def scores(folder: Path, domain: int, number: int) -> np.ndarray:
         )
         predictions = (
             fit(shares, values).predict(test_shares),
-            trees.predict(test_shares),
+            np.asarray(trees.predict(test_shares)),
         )
     return np.array([rank_scores(predicted, truth) for predicted in predictions])
 
