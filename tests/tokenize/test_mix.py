@@ -523,7 +523,7 @@ def test_invalid_where_condition_names_source_and_columns(
     message = str(caught.value)
     assert message.startswith(f"sources.prose.where: {condition!r}")
     assert complaint in message
-    assert "bytes, cluster, cluster_size, quality, tokens" in message
+    assert "bytes, cluster, cluster_size, draw, quality, tokens" in message
 
 
 def test_bytes_do_not_depend_on_workers_or_sharding(
