@@ -28,6 +28,8 @@ AREAS = {
     "objectives": "A step of each objective, beside the same in transformers",
     "optimizers": "The loss that each optimizer reaches beside AdamW on equal "
     "tokens, over three seeds",
+    "defaults": "Bits per byte of the training that `gristmill new` proposes, beside a "
+    "tuned script after equal process time",
     "posttrain": "Fine-tuning, preferences, rollouts, beside TRL and transformers",
     "models": "Judges, generated documents, examples, clusters, beside plain programs",
     "quality": "How often duplicates, languages, leaks, personal data are found, and "

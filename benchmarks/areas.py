@@ -165,6 +165,13 @@ MEASURES: dict[str, tuple[str, ...]] = {
     ),
     "chaos": ("dataprep", "flows", "tokenize", "train", "benchmarks/chaos"),
     "dataprep": ("dataprep", "benchmarks/dataprep"),
+    "defaults": (
+        "flows/authoring/new_manifest.py",
+        "mixtures/scaling",
+        "train",
+        "benchmarks/train/defaults.py",
+        "benchmarks/train/tuned_script.py",
+    ),
     "dialects": ("dataprep/filters", "benchmarks/dataprep/dialects.py"),
     "engines": ("dataprep/runners", "flows/running", "benchmarks/engines"),
     "floors": ("dataprep", "tokenize", "train", "benchmarks"),
