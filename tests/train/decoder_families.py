@@ -136,6 +136,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mamba2Config",
         {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "expand": 2},
     ),
+    "minimax": (
+        "MiniMaxConfig",
+        {
+            **HEADS,
+            "layer_types": ["linear_attention", "full_attention"],
+            "block_size": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
     "nemotron_h": (
         "NemotronHConfig",
         {
@@ -221,6 +231,7 @@ SEPARATED = set(FAMILIES) - {
         "gpt_oss",
         "lfm2",
         "mamba2",
+        "minimax",
         "nemotron_h",
         "opt",
         "qwen3_next",

@@ -280,14 +280,21 @@ class TransformersDecoder(TransformersModule):
         hidden, matrix, _ = self.states(input_ids=ids, use_cache=False, **beside)
         return head(hidden, matrix)
 
-    def extend(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def extend(
+        self, ids: Tensor, cache: tuple[Any, int] | None = None
+    ) -> tuple[Tensor, tuple[Any, int]]:
         """Logits (n, v) after the last of ids (n, t) that follow those of a cache, and
-        the cache with them.
+        the cache with them: that of transformers, and its number of ids, which a first
+        layer of linear attention does not count.
         """
-        hidden, matrix, output = self.states(
-            input_ids=ids, use_cache=True, **{self.cache_name: cache}
-        )
-        return logits_head(hidden[:, -1], matrix), getattr(output, self.cache_name)
+        past, start = (None, 0) if cache is None else cache
+        end = start + ids.shape[1]
+        inputs = {"input_ids": ids, self.cache_name: past}
+        if self.reads_positions:
+            inputs["position_ids"] = torch.arange(start, end, device=ids.device)[None]
+        hidden, matrix, output = self.states(use_cache=True, **inputs)
+        logits = logits_head(hidden[:, -1], matrix)
+        return logits, (getattr(output, self.cache_name), end)
 
 
 def auto_class_of(config: ConfigJson) -> AutoClass:
