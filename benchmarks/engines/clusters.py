@@ -225,6 +225,9 @@ def start_ray(folder: Path) -> Cluster:
     """Start a head without CPUs and two nodes with one each; each has an address of the
     loopback network and a temporary folder of its own.
     """
+    # With a token in the user's home (`ray.init` writes one) a head asks for it, and
+    # nodes do not give it.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
     port = free_port()
     address = f"{RAY_HEAD}:{port}"
     cluster = Cluster(
