@@ -287,8 +287,8 @@ def _joint_decision(arm: str, deciding: Sequence[ComparedTrial]) -> Decision:
     """Return the decision that all trials agree on."""
     decisions: set[Decision] = set()
     for trial in deciding:
-        made = {entry.arm: entry.decision for entry in trial.arms if trial.can_tell}
-        decisions.add(made.get(arm, "cannot tell"))
+        decided = {entry.arm: entry.decision for entry in trial.arms if trial.can_tell}
+        decisions.add(decided.get(arm, "cannot tell"))
     return decisions.pop() if len(decisions) == 1 else "cannot tell"
 
 

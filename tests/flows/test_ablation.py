@@ -93,9 +93,10 @@ def rules_of(manifest: Manifest) -> dict[str, list[str]]:
 
 @pytest.mark.usefixtures("project")
 def test_arms_change_what_they_name_and_nothing_else() -> None:
-    found = variants(settings_of())
+    arms_by_name = variants(settings_of())
     loaded = {
-        name: load_manifest("small.yaml", arm.overrides) for name, arm in found.items()
+        name: load_manifest("small.yaml", arm.overrides)
+        for name, arm in arms_by_name.items()
     }
     rules = {name: rules_of(manifest) for name, manifest in loaded.items()}
     whole = {
@@ -110,9 +111,9 @@ def test_arms_change_what_they_name_and_nothing_else() -> None:
         name: manifest.steps["filter"].config.rules.gopher_quality.min_words  # type: ignore[attr-defined]
         for name, manifest in loaded.items()
     }
-    assert least == {**dict.fromkeys(found, 7), "strict": 70}
+    assert least == {**dict.fromkeys(arms_by_name, 7), "strict": 70}
     assert loaded["no-books"].sources["books"].weight == 0
-    assert found["strict"].conditions == {
+    assert arms_by_name["strict"].conditions == {
         "web": "(tokens > 2) AND (tokens < 900)",
         "books": "tokens < 900",
     }
@@ -120,13 +121,13 @@ def test_arms_change_what_they_name_and_nothing_else() -> None:
 
 @pytest.mark.usefixtures("project")
 def test_each_rule_set_is_left_out_and_stands_alone() -> None:
-    found = variants(Ablation(each_rule=True))
+    arms_by_name = variants(Ablation(each_rule=True))
     sets = ["filter.gopher_quality", "filter.c4", "filter.fineweb", "long.mc4"]
     names = [f"{kind}-{name}" for name in sets for kind in ("without", "only")]
-    assert list(found) == ["reference", "no-rules", *names]
-    only = load_manifest("small.yaml", found["only-long.mc4"].overrides)
+    assert list(arms_by_name) == ["reference", "no-rules", *names]
+    only = load_manifest("small.yaml", arms_by_name["only-long.mc4"].overrides)
     assert rules_of(only) == {"filter": [], "long": ["mc4"], "dedup": []}
-    none = load_manifest("small.yaml", found["no-rules"].overrides)
+    none = load_manifest("small.yaml", arms_by_name["no-rules"].overrides)
     assert rules_of(none) == {"filter": [], "long": [], "dedup": []}
 
 
