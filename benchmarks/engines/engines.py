@@ -62,9 +62,9 @@ class Bounds:
 
 
 BOUNDS = {
-    "ray": Bounds("ray", {300: 1.3, 900: 1.15}, 10.0),
-    "dask": Bounds("dask", {300: 1.3, 900: 1.15}, 10.0),
-    "spark": Bounds("spark-host", {300: 1.3, 900: 1.15}, 20.0),
+    "ray": Bounds("ray", {300: 1.3, 800: 1.15}, 10.0),
+    "dask": Bounds("dask", {300: 1.3, 800: 1.15}, 10.0),
+    "spark": Bounds("spark-host", {300: 1.3, 800: 1.15}, 20.0),
     "flink": Bounds("flink-external", {300: 2.0}, None),
 }
 """Engines in the order of their rows."""
