@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TypedDict
 from unicodedata import normalize
 
+from gristmill.dataprep.licences.page_licence import page_licence
 from gristmill.dataprep.readers.charsets import (
     UTF8,
     Errors,
@@ -84,7 +85,8 @@ def extract(
         UndecodableError: the bytes are not text.
     """
     decoded = decode(content, encoding, charset, html=True, errors=errors)
-    text, metadata = extractor(decoded.text, options)
+    text, extracted = extractor(decoded.text, options)
+    metadata = {**extracted, **page_licence(decoded.text)}
     metadata["charset"] = charset or declared_in_page(content)
     if decoded.encoding != UTF8:
         metadata["encoding"] = decoded.encoding

@@ -36,6 +36,7 @@ from gristmill.dataprep.conservation import (
     ranked,
 )
 from gristmill.dataprep.documents import Inputs
+from gristmill.dataprep.licences.statements import LICENCE
 from gristmill.dataprep.readers.binary_formats import answers
 from gristmill.dataprep.readers.document_shards import (
     SHOWN_DAMAGED,
@@ -305,6 +306,7 @@ def check_unchanged(
     for path in before.keys() & now.keys():
         stamp = before[path]["stamp"]
         is_same = stamp.startswith("sha256:") or stamp == now[path].stamp
+        is_same &= before[path].get("licence") == now[path].metadata.get(LICENCE)
         if before[path]["size"] != now[path].size or not is_same:
             changed.add(path)
     if changed:

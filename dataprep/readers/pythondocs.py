@@ -20,7 +20,7 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from gristmill.dataprep.examples.conversations import Example, Message
 
@@ -35,7 +35,7 @@ PACKAGES = (
     "pydantic pyyaml resiliparse rich safetensors scipy tld tokenizers trafilatura typer "
     "typing-extensions universal-pathlib zstandard"
 ).split()
-"""Packages with documents: those that gristmill requires on every platform."""
+"""Packages with documents, all of which gristmill requires on every platform."""
 DOCUMENTED = ("numpy", "scipy")
 """Packages with a document for each docstring."""
 MIN_CHARACTERS = 200
@@ -70,11 +70,13 @@ class ListedFile(TypedDict):
         path: relative to the source.
         size: in bytes.
         stamp: modification time, etag or hash, which changes with the content.
+        licence: of its folder, if that states one.
     """
 
     path: str
     size: int
     stamp: str
+    licence: NotRequired[str]
 
 
 def is_python_source(path: str) -> bool:

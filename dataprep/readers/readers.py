@@ -91,7 +91,7 @@ def read_file(
         return
     path = as_path(file.location)
     meter = None if file.format in _RANDOM_ACCESS else meter or Metered(path)
-    item = Input(file.name, meter or path, file.compression)
+    item = Input(file.name, meter or path, file.compression, file.metadata)
 
     def read_member(member: Input, reading: Reading) -> Iterator[Read] | None:
         extension, packed = compression.split_compression(member.name)
@@ -139,7 +139,9 @@ def _read_document(item: Input, reading: Reading, html: bool) -> Iterator[Read]:
     except UndecodableError as error:
         yield Rejected(1, str(error), excerpt(content))
         return
-    metadata = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
+    metadata = {**item.metadata}
+    if decoded.encoding != UTF8:
+        metadata["encoding"] = decoded.encoding
     text = decoded.text
     if html or reading.split is None:
         chosen = chosen_metadata(metadata, reading)

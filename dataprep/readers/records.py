@@ -98,11 +98,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Input:
-    """A file or a member of an archive; `name` is the prefix of locators."""
+    """A file or a member of an archive; `name` is the prefix of locators, `metadata`
+    that of a document that is the whole file, or a part of it.
+    """
 
     name: str
     path: Openable
     compression: str = ""
+    metadata: Metadata = field(default_factory=dict)
 
 
 class Record(NamedTuple):

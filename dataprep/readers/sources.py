@@ -23,6 +23,8 @@ from urllib.parse import unquote
 
 from gristmill.core.files import DEFAULT_STORE, as_path, sha256_file
 from gristmill.core.object_stores import not_installed
+from gristmill.dataprep.licences.folder_licence import FolderLicences
+from gristmill.dataprep.licences.statements import LICENCE
 from gristmill.dataprep.readers.binary_formats import (
     answers,
     format_of_extension,
@@ -239,6 +241,7 @@ class SourceFile:
         format: a key of FORMATS, `python`, or OWN.
         compression: one of compression.DECODERS, or empty.
         members: format of an archive's members: the source's format, or `auto`.
+        metadata: of the documents of a local text file: the licence of its folder.
     """
 
     name: str
@@ -248,6 +251,7 @@ class SourceFile:
     format: str
     compression: str
     members: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -281,7 +285,10 @@ def listing(name: str, source: DocumentFiles, verify: bool = False) -> list[List
 
 def _listed_file(file: Found | SourceFile, hashed: bool) -> ListedFile:
     stamp = f"sha256:{sha256_file(as_path(file.location))}" if hashed else file.stamp
-    return {"path": file.name, "size": file.size, "stamp": stamp}
+    listed: ListedFile = {"path": file.name, "size": file.size, "stamp": stamp}
+    if isinstance(file, SourceFile) and file.metadata:
+        listed["licence"] = file.metadata[LICENCE]
+    return listed
 
 
 def outside_listing(key: str, path: str, verify: bool = False) -> list[ListedFile]:
@@ -431,7 +438,24 @@ def _find_files(source: DocumentFiles) -> SourceListing:
         _source_file(item, source_format, explicit)
         for item in sorted(selected, key=lambda item: item.name)
     ]
-    return SourceListing(files, ignored_by_extension)
+    return SourceListing(_with_licences(files), ignored_by_extension)
+
+
+def _with_licences(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Local text files with the licence of their folder, or of the nearest one above it
+    within the source.
+    """
+    folders: dict[str, FolderLicences] = {}
+    licensed = []
+    for file in files:
+        statement = None
+        if file.format == "text" and "://" not in file.location:
+            root = file.location.removesuffix(file.name) or "/"
+            licences = folders.setdefault(root, FolderLicences(root))
+            statement = licences.of(os.path.dirname(file.location))
+        metadata = {} if statement is None else statement.metadata()
+        licensed.append(replace(file, metadata=metadata))
+    return licensed
 
 
 def _listed(own_listing: OwnListing, base: str) -> list[Found]:

@@ -244,6 +244,16 @@ def languages(facts: Facts, name: str = "langid") -> MaybeSection:
     )
 
 
+def licences(facts: Facts, name: str = "licences") -> MaybeSection:
+    """Documents by licence, kept and dropped."""
+    summary = facts.step(name)
+    if not summary.licences:
+        return None
+    columns = {"licence": "", "documents": ",", "kept": ",", "share": ".1%"}
+    rows = _kept_rows(ranked(summary.licences), summary.licences_kept)
+    return section_of("Licences", table(columns, rows))
+
+
 def quality(facts: Facts, name: str = "quality") -> MaybeSection:
     """Scores by source, and how well the classifier separates held-out documents."""
     summary = facts.step(name)

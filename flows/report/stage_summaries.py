@@ -159,6 +159,7 @@ class StepSummary(Summary):
         histograms: column -> its values.
         by_language: documents by the language whose rules judged them.
         languages, languages_kept: language -> documents.
+        licences, licences_kept: SPDX expression, or `unknown` -> documents.
         edits: changes by rule.
         code, differs: sentences on the user's code.
         reader: the model that scored documents.
@@ -182,6 +183,8 @@ class StepSummary(Summary):
     by_language: ByName[Counts] = {}
     languages: ByName[int] = {}
     languages_kept: ByName[int] | None = None
+    licences: ByName[int] = {}
+    licences_kept: ByName[int] = {}
     edits: ByName[ByName[int]] = {}
     code: str = ""
     differs: str = ""

@@ -70,7 +70,7 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> Conf
 
 STAGE = Stage(
     INGEST,
-    3,
+    4,
     "gristmill.dataprep.readers.ingest:run",
     configure,
     needs,

@@ -14,6 +14,7 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.base import RECIPE, Judging, Recipe, Section, outside_paths
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.steps.licences import Licences
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:
@@ -58,6 +59,12 @@ def step_recipe(
         else {}
     )
     config = {**dump(section), **seed}
+    if isinstance(section, Licences) and section.stated is None:
+        config["stated"] = {
+            name: licence
+            for name, licence in manifest.licences.items()
+            if licence is not None
+        }
     left_out = tuple(step.pinned_files(section))
     return step.recipe(
         section,

@@ -137,10 +137,10 @@ def test_listed_packages_yield_descriptions_and_licences(installation: Path) -> 
     ]
 
 
-def test_packages_are_the_requirements_of_gristmill_on_every_platform() -> None:
+def test_packages_are_requirements_of_gristmill_on_every_platform() -> None:
     pyproject = Path(__file__).parents[2] / "pyproject.toml"
     requirements = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
-    assert {*pythondocs.PACKAGES} == {
+    assert {*pythondocs.PACKAGES} <= {
         re.split(r"[^a-z0-9-]", requirement)[0]
         for requirement in requirements
         if ";" not in requirement

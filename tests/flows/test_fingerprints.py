@@ -53,6 +53,7 @@ sources:
 ingest: {max_document_bytes: 1_000_000}
 prepare:
   - clean
+  - licences: {allow: [MIT]}
   - langid: {keep: [en], threshold: 0.4}
   - filter: {rules: [gopher_quality, c4]}
   - dedup: {exact: true, keep: ["length desc"], against: ["eval/*.jsonl"]}

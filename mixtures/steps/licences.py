@@ -1,0 +1,39 @@
+"""The section `licences`: the licence of each document, and the licences to keep."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from gristmill.mixtures.base import Judging
+from gristmill.mixtures.spdx import check_identifier
+
+
+class Licences(Judging):
+    """Licences of documents as SPDX expressions, and a list of those to keep.
+
+    The column `spdx` has the expression, or `unknown`, and `spdx_by` the place where
+    the licence is stated, the first of these that states one: `header`
+    (`SPDX-License-Identifier:` in the first 4,096 characters of the text), `record` (a
+    field `licence` or `license` of the record, an identifier or the usual name of a
+    licence with its version), `link` (a link with `rel=license` in a web page),
+    `address` (another address of Creative Commons in a page), `package` (pyproject.toml,
+    Cargo.toml, package.json, PKG-INFO or the header of a README.md beside a local text
+    file, or in the nearest folder above it within the source), `file` (a LICENSE or
+    COPYING there with the text of one of 35 common licences), `source` (`licence` of
+    the source in the manifest). Licences that are only described in prose are not
+    recognised, nor those of files in archives and in object stores.
+    """
+
+    allow: tuple[Annotated[str, AfterValidator(check_identifier)], ...] | None = None
+    """Identifiers of the licences to keep, such as `[CC-BY-4.0, MIT]`. Of `A OR B` one
+    must be among them, of `A AND B` both. If absent, all documents are kept, and only
+    measured.
+    """
+    unknown: Literal["keep", "drop"] = "drop"
+    """Treatment, with `allow`, of documents whose licence is not known."""
+    stated: dict[str, str] | None = None
+    """Source -> licence of its documents that state none themselves; `licence` of the
+    sources if absent.
+    """
