@@ -1,10 +1,10 @@
-"""Preloads spaCy's tokenizer if spaCy is installed; half a second (see
+"""Preloads spaCy's tokenizer and its rules if spaCy is installed; half a second (see
 `text/preload.py`).
 """
 
 from contextlib import suppress
 
-from gristmill.dataprep.words.spacy_words import NoSpacyError, load_tokenizer
+from gristmill.dataprep.words.spacy_words import NoSpacyError, english_rules
 
 with suppress(NoSpacyError):  # the step reports it, in its own process
-    load_tokenizer()
+    english_rules()

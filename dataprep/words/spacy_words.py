@@ -1,12 +1,7 @@
 """Words of spaCy's tokenizers, which split each run between whitespace independently.
 
-Nearly all English runs are only letters or digits, possibly between marks (`"yes,"`),
-or letters around hyphens. Unless one of spaCy's 1,300 exceptions may apply, these are
-split here: spaCy's prefixes and suffixes take such marks off one by one, its infixes
-are the hyphens, and no rule splits between letters. An exception is searched in the
-run, in the rest without affixes, and finally in adjacent words (`(him):` has a `):`),
-so here in all sequences of adjacent words. Other runs are passed to spaCy once: runs
-repeat (Zipf's law), so that nearly all are looked up.
+A kernel splits nearly all English runs (`spacy_rules.py`). Other runs are passed to
+spaCy once: runs repeat (Zipf's law), so that nearly all are looked up.
 """
 
 from __future__ import annotations
@@ -19,9 +14,9 @@ import numpy as np
 
 from gristmill.core.arrays import offsets_of
 from gristmill.dataprep.filters.repetition import number_spans
-from gristmill.dataprep.text.hashing import hash_bytes
-from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, Positions, kernel
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel
 from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.dataprep.words.spacy_rules import Rules, read_rules, split_runs
 from gristmill.dataprep.words.tokenise_words import (
     Words,
     describe_word,
@@ -40,23 +35,6 @@ Lengths = dict[bytes, list[int]]
 """Run -> byte lengths of its words, a pure function of the run."""
 _lengths_of: Lengths = {}
 """Cache of the English tokenizer."""
-
-OTHER, LOWER, UPPER, DIGIT, HYPHEN, QUOTE, OPENING, CLOSING, MARK, STOP = range(10)
-"""Kinds of bytes."""
-KINDS = {
-    LOWER: "abcdefghijklmnopqrstuvwxyz",
-    UPPER: "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
-    DIGIT: "0123456789",
-    HYPHEN: "-",
-    QUOTE: '"',
-    OPENING: "(",
-    CLOSING: ")",
-    MARK: ",;:!?",
-    STOP: ".",
-}
-MOST_WORDS, MOST_HYPHENS = 8, 2
-"""Limits of a run split here: its words, and adjacent hyphens."""
-EXCEPTION_BITS = 18
 
 
 class NoSpacyError(ImportError):
@@ -102,10 +80,14 @@ def spacy_words(
     """
     tokenizer = load_tokenizer()
     runs = whitespace_words(data, offsets, flags, which)
-    sizes = count_simple_words(
-        data, runs.starts, runs.ends, _byte_kinds(), _exceptions(tokenizer)
-    )
-    return _split_runs(data, runs, sizes, tokenizer, _lengths_of)
+    sizes, lengths = split_runs(data, runs.starts, runs.ends, english_rules())
+    return _split_others(data, runs, sizes, lengths, tokenizer, _lengths_of)
+
+
+@lru_cache(maxsize=1)
+def english_rules() -> Rules:
+    """Rules of `load_tokenizer()`."""
+    return read_rules(load_tokenizer())
 
 
 def words_of_runs(
@@ -124,18 +106,21 @@ def words_of_runs(
         lengths_of: cache of runs, which is extended.
     """
     runs = whitespace_words(data, offsets, code_point_flags(), which)
-    return _split_runs(
-        data, runs, np.zeros(len(runs.starts), np.uint8), tokenizer, lengths_of
-    )
+    sizes = np.zeros(len(runs.starts), np.uint8)
+    return _split_others(data, runs, sizes, sizes, tokenizer, lengths_of)
 
 
-def _split_runs(
+def _split_others(
     data: Bytes,
     runs: Words,
     sizes: np.ndarray,
+    simple_lengths: np.ndarray,
     tokenizer: Any,
     lengths_of: Lengths,
 ) -> Words:
+    """Split the runs that `spacy_rules.split_runs` did not, and lay out the words of
+    all.
+    """
     complex_runs = np.flatnonzero(sizes == 0)
     numbers, _ = number_spans(data, runs.starts[complex_runs], runs.ends[complex_runs])
     firsts = complex_runs[np.unique(numbers, return_index=True)[1]]
@@ -167,161 +152,23 @@ def _split_runs(
     bounds = offsets_of([len(run) for run in lengths])
     flat = np.array([length for run in lengths for length in run], np.int64)
     return _lay_out(
-        data, code_point_flags(), _byte_kinds(), runs, sizes, numbers, bounds, flat
+        data, code_point_flags(), runs, sizes, simple_lengths, numbers, bounds, flat
     )
-
-
-@lru_cache(maxsize=1)
-def _byte_kinds() -> np.ndarray:
-    kinds = np.full(256, OTHER, np.uint8)
-    for kind, members in KINDS.items():
-        kinds[list(members.encode())] = kind
-    return kinds
-
-
-@lru_cache(maxsize=1)
-def _exceptions(tokenizer: Any) -> np.ndarray:
-    """Bloom filter of the tokenizer's exceptions, with one hash: bool of shape
-    (2^EXCEPTION_BITS,).
-
-    Other words may seem to be exceptions.
-    """
-    marked = np.zeros(1 << EXCEPTION_BITS, np.bool_)
-    for word in tokenizer.rules:
-        encoded = np.frombuffer(word.encode(), np.uint8)
-        marked[_exception_slot(encoded, 0, len(encoded))] = True
-    return marked
-
-
-@kernel
-def _exception_slot(data: Bytes, begin: int, end: int) -> int:
-    return int(hash_bytes(data, begin, end) >> np.uint64(64 - EXCEPTION_BITS))
-
-
-@kernel
-def count_simple_words(
-    data: Bytes,
-    starts: Positions,
-    ends: Positions,
-    kinds: np.ndarray,
-    exceptions: np.ndarray,
-) -> np.ndarray:
-    """Count the words of runs that need no tokenizer.
-
-    Args:
-        data, starts, ends: the runs.
-        kinds: of bytes, of shape (256,).
-        exceptions: of the tokenizer (`_exceptions`).
-
-    Returns:
-        uint8, one per run: its number of words, each of them letters, digits, adjacent
-        hyphens, or one mark; 0 if the run needs the tokenizer.
-    """
-    word_counts = np.zeros(len(starts), np.uint8)
-    cuts = np.empty(MOST_WORDS + 1, np.int64)
-    for run in range(len(starts)):
-        words = _split_simple(data, starts[run], ends[run], kinds, cuts)
-        if not _is_simple(data, kinds, cuts, words):
-            continue
-        # any sequence of adjacent words may be an exception
-        may_be_exception = False
-        for first in range(words):
-            for last in range(first + 1, words + 1):
-                slot = _exception_slot(data, cuts[first], cuts[last])
-                may_be_exception |= exceptions[slot]
-        if not may_be_exception:
-            word_counts[run] = words
-    return word_counts
-
-
-@kernel
-def _split_simple(
-    data: Bytes, begin: int, end: int, kinds: np.ndarray, cuts: np.ndarray
-) -> int:
-    """Split a run into letters, digits, adjacent hyphens, and single marks.
-
-    Args:
-        cuts: output: start of each word, and the end of the last.
-
-    Returns:
-        the number of words; 0 if there are too many, or a byte of kind OTHER.
-    """
-    words = 0
-    last = OTHER
-    for pos in range(begin, end):
-        kind = kinds[data[pos]]
-        if kind == UPPER:
-            kind = LOWER
-        if kind == OTHER:
-            return 0
-        if kind != last or kind > HYPHEN:
-            if words == MOST_WORDS:
-                return 0
-            cuts[words] = pos
-            words = words + 1
-            last = kind
-    cuts[words] = end
-    return words
-
-
-@kernel
-def _is_simple(data: Bytes, kinds: np.ndarray, cuts: np.ndarray, words: int) -> bool:
-    """True for marks, then digits or letters with hyphens between them, then marks that
-    come off one by one.
-
-    A full stop comes off digits, off letters of which the last two are lower-case, and
-    off a quote or bracket; it may stay after others.
-    """
-    word = 0
-    while word < words and (
-        kinds[data[cuts[word]]] == QUOTE or kinds[data[cuts[word]]] == OPENING
-    ):
-        word += 1
-    if word == words or kinds[data[cuts[word]]] > DIGIT:
-        return False
-    while word + 2 < words and kinds[data[cuts[word + 1]]] == HYPHEN:
-        before = kinds[data[cuts[word]]]
-        after = kinds[data[cuts[word + 2]]]
-        if (
-            before == DIGIT
-            or after >= DIGIT
-            or cuts[word + 2] - cuts[word + 1] > MOST_HYPHENS
-        ):
-            return False
-        word += 2
-    for number in range(word + 1, words):
-        pos = cuts[number]
-        kind = kinds[data[pos]]
-        before = kinds[data[pos - 1]]
-        if kind < QUOTE or kind == OPENING:
-            return False
-        small = (
-            before == LOWER and pos - 2 >= cuts[word] and kinds[data[pos - 2]] == LOWER
-        )
-        if (
-            kind == STOP
-            and not small
-            and before != DIGIT
-            and before != QUOTE
-            and before != CLOSING
-        ):
-            return False
-    return True
 
 
 @kernel
 def _lay_out(
     data: Bytes,
     flags: Flags,
-    kinds: np.ndarray,
     runs: Words,
     sizes: np.ndarray,
+    simple_lengths: np.ndarray,
     numbers: np.ndarray,
     bounds: np.ndarray,
     lengths: np.ndarray,
 ) -> Words:
-    """Words of all runs: of simple ones by the kinds of their bytes, of complex ones by
-    the lengths of their words.
+    """Words of all runs, by the lengths of their words: in a row, or by the number of a
+    complex run.
     """
     total = 0
     complex_run = 0
@@ -335,40 +182,37 @@ def _lay_out(
     chars = np.empty(total, np.int32)
     flag_unions = np.empty(total, np.uint16)
     word_offsets = np.zeros(len(runs.offsets), np.int64)
-    cuts = np.empty(MOST_WORDS + 1, np.int64)
     count = 0
     complex_run = 0
+    simple_word = 0
     for text in range(len(runs.offsets) - 1):
         for run in range(runs.offsets[text], runs.offsets[text + 1]):
             pos = runs.starts[run]
-            end = runs.ends[run]
             if sizes[run] == 1:
                 starts[count], ends[count], chars[count], flag_unions[count] = (
                     pos,
-                    end,
+                    runs.ends[run],
                     runs.chars[run],
                     runs.seen[run],
                 )
+                simple_word += 1
                 count += 1
                 continue
-            if sizes[run] > 0:
-                for word in range(_split_simple(data, pos, end, kinds, cuts)):
-                    starts[count], ends[count] = cuts[word], cuts[word + 1]
-                    chars[count], flag_unions[count] = (
-                        cuts[word + 1] - cuts[word],
-                        flags[data[cuts[word]]],
-                    )
-                    count += 1
-                continue
-            for word in range(
-                bounds[numbers[complex_run]], bounds[numbers[complex_run] + 1]
-            ):
-                starts[count], ends[count] = pos, pos + lengths[word]
+            is_simple = sizes[run] > 0
+            first, last = simple_word, simple_word + int(sizes[run])
+            if not is_simple:
+                number = numbers[complex_run]
+                first, last = bounds[number], bounds[number + 1]
+                complex_run += 1
+            for word in range(first, last):
+                length = int(simple_lengths[word]) if is_simple else lengths[word]
+                starts[count], ends[count] = pos, pos + length
                 chars[count], flag_unions[count] = describe_word(
-                    data, pos, pos + lengths[word], flags
+                    data, pos, pos + length, flags
                 )
-                pos += lengths[word]
+                pos += length
                 count += 1
-            complex_run += 1
+            if is_simple:
+                simple_word = last
         word_offsets[text + 1] = count
     return Words(word_offsets, starts, ends, chars, flag_unions)
