@@ -11,7 +11,7 @@ that commands that only read documents do not import numba.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +30,21 @@ Edit = tuple[int, int, str]
 """Bytes `begin` up to `end` of the text, and their replacement (empty for a cut)."""
 
 
-RuleEdits = tuple[pa.Array, np.ndarray, np.ndarray]
-"""Edits of n texts; per text and rule the number of applications, and of bytes (int64
-of shape (n, rules), or (n,) for one rule).
-"""
+class RuleEdits(NamedTuple):
+    """Edits of n texts by some rules.
+
+    Attributes:
+        edits: EDITS_TYPE.
+        counts, sizes: applications, and removed or replaced bytes, per text and rule:
+            int64 of shape (n, rules), or (n,) for one rule.
+        examples: per text a list of some applications, for people; None if the rules
+            have none.
+    """
+
+    edits: pa.Array
+    counts: np.ndarray
+    sizes: np.ndarray
+    examples: pa.Array | None = None
 
 
 class Applications(TypedDict):

@@ -94,9 +94,7 @@ def found_by_us(texts: Sequence[str], kind: PiiKind) -> list[list[tuple[int, int
     """Return spans that the stage `clean` replaces as this kind, with all kinds
     switched on.
     """
-    edits, _, _ = mask(
-        pa.array(texts, pa.large_string()), Mask(kinds=KINDS, style="tag")
-    )
+    edits, *_ = mask(pa.array(texts, pa.large_string()), Mask(kinds=KINDS, style="tag"))
     return [
         [
             (edit["begin"], edit["end"])

@@ -7,7 +7,7 @@ the number of its applications to a document (`clean_<rule>`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,11 @@ import pyarrow.compute as pc
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import Columns, measure_texts
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm, masking
+from gristmill.dataprep.cleaning.found_pii import (
+    PersonalData,
+    add_personal_data,
+    find_personal_data,
+)
 from gristmill.dataprep.cleaning.line_pieces import BEGIN, END, line_words, new_rows
 from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
@@ -61,6 +66,8 @@ SIZES = "bytes of "
 """Prefix of columns with the number of bytes that a rule removed or replaced; they are
 not stored.
 """
+EXAMPLES = "examples of personal data"
+"""Column with examples for the report (`masking.EXAMPLES_TYPE`); it is not stored."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ class CleanedShard(Counted):
     edits: dict[str, Applications]
     """Numbers of edits by rule."""
     histograms: Histograms
+    personal_data: list[PersonalData]
 
 
 @dataclass(frozen=True)
@@ -93,11 +101,13 @@ class CleanSummary:
         counts: documents by outcome.
         edits: applications of each rule.
         histograms: of `removed_word_ratio`.
+        personal_data: masked values by source and kind.
     """
 
     counts: Counts
     edits: Mapping[str, Applications]
     histograms: Histograms
+    personal_data: Sequence[PersonalData] = ()
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> CleanSummary:
@@ -122,11 +132,13 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> CleanSum
         shard_tasks(inputs["ingest"]),
         partial(clean_shard, inputs=inputs, section=section, out=out),
         context,
+        holds_gil=section.mask is not None and section.mask.entities is not None,
     )
     return CleanSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
         add_counts(result["edits"] for result in results),
         add_histograms(result["histograms"] for result in results),
+        add_personal_data(row for result in results for row in result["personal_data"]),
     )
 
 
@@ -147,6 +159,15 @@ def clean_shard(
         for step in steps(section)
         for rule in step.rules
     }
+    found = (
+        []
+        if section.mask is None
+        else find_personal_data(
+            shard.judged_documents.filter(pa.array([not error for error in errors])),
+            measured,
+            measured.pop(EXAMPLES),
+        )
+    )
     counts = shard.write_measured(
         out / task.name, judge(measured, section), measured, errors
     )
@@ -157,7 +178,12 @@ def clean_shard(
     }
     return Done(
         [out / task.name],
-        {"counts": counts, "edits": applications, "histograms": shapes},
+        {
+            "counts": counts,
+            "edits": applications,
+            "histograms": shapes,
+            "personal_data": found,
+        },
     )
 
 
@@ -191,7 +217,7 @@ def clean_texts(texts: pa.Array, section: Clean) -> Columns:
     edits = edits_array([()] * len(texts))
     columns: Columns = {}
     for step in steps(section):
-        step_edits, counts, sizes = step.edit(texts)
+        step_edits, counts, sizes, examples = step.edit(texts)
         cleaned = (
             texts
             if pc.max(pc.list_value_length(step_edits)).as_py() in (None, 0)
@@ -206,6 +232,8 @@ def clean_texts(texts: pa.Array, section: Clean) -> Columns:
                 count.copy(),
                 size.copy(),
             )
+        if examples is not None:
+            columns[EXAMPLES] = examples
         if step.rules is lines_dclm.RULES:
             before = count_words(texts)
             removed = before - count_words(cleaned)

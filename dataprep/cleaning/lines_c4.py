@@ -100,7 +100,7 @@ def c4_lines(texts: pa.Array, options: C4Lines) -> RuleEdits:
         options.javascript,
         options.policy,
     )
-    return rows_array(rows, firsts), counts, sizes
+    return RuleEdits(rows_array(rows, firsts), counts, sizes)
 
 
 @kernel

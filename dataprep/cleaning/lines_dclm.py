@@ -119,7 +119,7 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
             sizes,
         )
         edits = then(edits, rows_array(rows, firsts))
-    return edits, counts, sizes
+    return RuleEdits(edits, counts, sizes)
 
 
 @kernel
@@ -421,7 +421,7 @@ def cap_newlines(texts: pa.Array, most: int) -> RuleEdits:
         arrays of shape (n,).
     """
     rows, firsts, sizes = _long_runs(*text_buffers(texts), most)
-    return rows_array(rows, firsts), np.diff(firsts), sizes
+    return RuleEdits(rows_array(rows, firsts), np.diff(firsts), sizes)
 
 
 @kernel

@@ -112,7 +112,8 @@ def repair_lines(
             size = len(line[first:last].encode("utf-8"))
             edits[text].append((edit_begin, edit_begin + size, replacement))
             sizes[text] += size
-    return edits_array(edits), np.array([*map(len, edits)], np.int64), sizes
+    counts = np.array([*map(len, edits)], np.int64)
+    return RuleEdits(edits_array(edits), counts, sizes)
 
 
 def difference(old: str, new: str) -> tuple[int, int, str]:

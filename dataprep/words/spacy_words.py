@@ -38,12 +38,11 @@ _lengths_of: Lengths = {}
 
 
 class NoSpacyError(ImportError):
-    """`dialect: datatrove` needs spaCy."""
+    """spaCy is not installed."""
 
 
-@lru_cache(maxsize=1)
-def load_tokenizer() -> Any:
-    """spaCy's English tokenizer, without a model.
+def import_spacy() -> Any:
+    """Import spaCy without torch.
 
     Raises:
         NoSpacyError: the package spacy is not installed.
@@ -56,14 +55,23 @@ def load_tokenizer() -> Any:
         import spacy
     except ImportError as error:
         raise NoSpacyError(
-            "dialect: datatrove takes its words from the package spacy, which is not "
-            "installed; install it with: pip install 'gristmill[spacy]', or choose "
-            "another dialect"
+            "dialect: datatrove and mask.entities need the package spacy, which is not "
+            "installed; install it with: pip install 'gristmill[spacy]'"
         ) from error
     finally:
         if hides_torch:
             del sys.modules["torch"]
-    tokenizer = spacy.blank("en").tokenizer
+    return spacy
+
+
+@lru_cache(maxsize=1)
+def load_tokenizer() -> Any:
+    """spaCy's English tokenizer, without a model.
+
+    Raises:
+        NoSpacyError: the package spacy is not installed.
+    """
+    tokenizer = import_spacy().blank("en").tokenizer
     # shapes and other attributes of new words take two fifths of the time
     tokenizer.vocab.lex_attr_getters = {}
     return tokenizer

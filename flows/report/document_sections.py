@@ -354,6 +354,33 @@ def edits(facts: Facts, name: str = "clean") -> MaybeSection:
     )
 
 
+def personal_data(facts: Facts, name: str = "clean") -> MaybeSection:
+    """Masked values of a cleaning step by source and kind, with examples."""
+    found = facts.step(name).personal_data
+    rows = [[row.source, row.kind, row.documents, row.values] for row in found]
+    examples = [
+        [
+            row.source,
+            row.kind,
+            example.before,
+            example.value,
+            example.after,
+            example.id,
+        ]
+        for row in found
+        for example in row.examples
+    ]
+    names = {"source": "", "kind": ""}
+    return section_of(
+        "Personal data",
+        table({**names, "documents": ",", "values": ","}, rows),
+        Heading("Examples, to find false alarms") if examples else None,
+        table(
+            {**names, "before": ">", "value": "", "after": "", "document": ""}, examples
+        ),
+    )
+
+
 def own_code(facts: Facts, name: str) -> MaybeSection:
     """The user's code that a step ran, and whether its calls differed."""
     summary = facts.step(name)

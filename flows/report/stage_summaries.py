@@ -150,6 +150,25 @@ class Domain(Summary):
     y: float = 0.0
 
 
+class PiiExample(Summary):
+    """A masked value between masked text, in the document `id`."""
+
+    id: str = ""
+    before: str = ""
+    value: str = ""
+    after: str = ""
+
+
+class PersonalData(Summary):
+    """Masked values of a kind in a source."""
+
+    source: str = ""
+    kind: str = ""
+    documents: int = 0
+    values: int = 0
+    examples: Sequence[PiiExample] = ()
+
+
 class StepSummary(Summary):
     """Summary of `ingest` or of a step that judges documents.
 
@@ -161,6 +180,7 @@ class StepSummary(Summary):
         languages, languages_kept: language -> documents.
         licences, licences_kept: SPDX expression, or `unknown` -> documents.
         edits: changes by rule.
+        personal_data: masked values by source and kind.
         code, differs: sentences on the user's code.
         reader: the model that scored documents.
         domains, map, sample: clusters by subject, (x, y, domain) of documents, and
@@ -186,6 +206,7 @@ class StepSummary(Summary):
     licences: ByName[int] = {}
     licences_kept: ByName[int] = {}
     edits: ByName[ByName[int]] = {}
+    personal_data: Sequence[PersonalData] = ()
     code: str = ""
     differs: str = ""
     reader: ReaderTally | None = None
@@ -529,6 +550,17 @@ class SuiteResult(Summary):
     references: Sequence[SuiteReference]
 
 
+class Memorised(Summary):
+    """Memorisation of the secrets with one number of copies."""
+
+    copies: int
+    read: float
+    secrets: int
+    exposure: Interval
+    extracted: float
+    loss: float
+
+
 class ModelMeasures(Summary):
     """Measurements of a model; `tasks` are counts and metrics by name."""
 
@@ -536,6 +568,7 @@ class ModelMeasures(Summary):
     samples: Sequence[Sample] = ()
     tasks: ByName[ByName[object]] = {}
     suites: ByName[SuiteResult] = {}
+    canaries: Sequence[Memorised] = ()
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from gristmill.flows.stages.stage import Display, PrepareStep, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Library,
+    MeasuredColumns,
+    PrepareStep,
+    Problems,
+    Requirements,
+    Stage,
+    place_of,
+)
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.clean import Clean
 
 
@@ -28,10 +38,37 @@ def columns(section: Clean) -> Iterable[str]:
     ]
 
 
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
+    """Yield labels that the pipeline of `mask.entities` does not have."""
+    section = manifest.steps[name].config
+    assert isinstance(section, Clean)
+    if section.mask is None or section.mask.entities is None:
+        return
+    from gristmill.dataprep.cleaning.entities import NoPipelineError, check_labels
+
+    try:
+        check_labels(section.mask.entities)
+    except NoPipelineError as error:
+        yield (*place_of(manifest, name), "mask", "entities"), str(error)
+
+
+def libraries(section: Clean) -> Iterator[Library]:
+    """Yield the library that recognises entities."""
+    if section.mask is not None and section.mask.entities is not None:
+        yield Library("spacy", "mask.entities")
+
+
 STAGE = Stage(
     "clean",
     3,
     "gristmill.dataprep.cleaning.clean:run",
+    preflight=preflight,
     step=PrepareStep(Clean, columns),
-    display=Display(report=("gristmill.flows.report.document_sections:edits",)),
+    requirements=Requirements(libraries=libraries),
+    display=Display(
+        report=(
+            "gristmill.flows.report.document_sections:edits",
+            "gristmill.flows.report.document_sections:personal_data",
+        )
+    ),
 )

@@ -7,6 +7,7 @@ it. A document without any word left is dropped: `clean/empty`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
@@ -15,6 +16,7 @@ from gristmill.mixtures.base import (
     Count,
     Fraction,
     Judging,
+    OutsidePath,
     Positive,
     Section,
     named_items,
@@ -107,6 +109,21 @@ class LineRules(Section):
     dclm: DclmLines | None = None
 
 
+class Entities(Section):
+    """Names and places that a spaCy pipeline recognises (gristmill[spacy]). A document of
+    more than 1,000,000 characters is quarantined, as spaCy refuses it.
+    """
+
+    path: OutsidePath
+    """Folder of a pipeline with an entity recogniser, or one of the Hub:
+    `hf://spacy/en_core_web_sm@COMMIT`.
+    """
+    labels: tuple[str, ...] = ("PERSON",)
+    """Labels of the pipeline that are masked. English and Chinese pipelines of spaCy
+    have `PERSON`, `FAC`, `GPE` and `LOC` (OntoNotes), others `PER` and `LOC`.
+    """
+
+
 class Mask(Section):
     """Replacement of personal data. `dataprep/cleaning/pii.py` defines what counts as
     personal data.
@@ -119,10 +136,14 @@ class Mask(Section):
     that are not global, network addresses (`.0` or `::` at the end), and four numbers
     that read as a version; the North American numbers 555-0100 to 555-0199, and British
     and Australian numbers reserved for drama unless a word such as `tel` precedes them;
-    card numbers and IBANs with a wrong check digit. Names of people, postal addresses,
-    identity numbers and addresses written out (`jane at host dot com`) are not
-    detected.
+    card numbers and IBANs with a wrong check digit. Identity numbers and addresses
+    written out (`jane at host dot com`) are not detected, nor, without `entities`,
+    names of people and places.
+
+    The report has the number of values by source and kind, with examples.
     """
+
+    added = ("entities", "show_values")
 
     kinds: tuple[PiiKind, ...] = ("email", "ip")
     """`email`; `ip`: public IPv4 and IPv6 addresses; `phone`; `iban`; `card`: payment
@@ -133,16 +154,23 @@ class Mask(Section):
     addresses), equal for equal values; `tag`: `<EMAIL>`, `<IP>`, `<PHONE>`, `<IBAN>`,
     `<CARD>`.
     """
+    entities: Entities | None = None
+    """Names and places to mask besides."""
+    show_values: bool = False
+    """Show the values of the report's examples; by default only their shape
+    (`xxxx@xxxx.xx`, `999-999-9999`). Contexts are always masked.
+    """
 
     @field_validator("kinds")
     @classmethod
     def _each_once(cls, kinds: tuple[PiiKind, ...]) -> tuple[PiiKind, ...]:
-        if not kinds or len(set(kinds)) != len(kinds):
-            raise ValueError(
-                "name at least one kind, and each only once; leave "
-                "`mask` out to disable masking"
-            )
+        if len(set(kinds)) != len(kinds):
+            raise ValueError("name each kind only once")
         return kinds
+
+    def _problems(self) -> Iterator[str]:
+        if not self.kinds and self.entities is None:
+            yield "name at least one kind; leave `mask` out to disable masking"
 
 
 class Clean(Judging):

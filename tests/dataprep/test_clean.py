@@ -204,7 +204,7 @@ def test_removed_ratio_at_the_bound_passes_and_null_drops_nothing(
 )
 def test_runs_of_lf_or_crlf_are_capped(text: str, cut: str) -> None:
     texts = pa.array(["before\n", text], pa.large_string())
-    edits, runs, sizes = clean.cap_newlines(texts, 2)
+    edits, runs, sizes, _ = clean.cap_newlines(texts, 2)
     assert apply_edits(texts, edits).to_pylist() == ["before\n", cut]
     assert (runs[1], sizes[1]) == (int(text != cut), len(text) - len(cut))
 

@@ -38,7 +38,7 @@ POSTS = (
 
 def c4(text: str, **options: object) -> tuple[str, Counted]:
     texts = pa.array([text], pa.large_string())
-    edits, counts, _ = c4_lines(texts, C4Lines.model_validate(options))
+    edits, counts, *_ = c4_lines(texts, C4Lines.model_validate(options))
     return apply_edits(texts, edits).to_pylist()[0], positive(
         lines_c4.RULES, counts[0].tolist()
     )
@@ -46,7 +46,7 @@ def c4(text: str, **options: object) -> tuple[str, Counted]:
 
 def dclm(text: str, **options: object) -> tuple[str, Counted]:
     texts = pa.array([text], pa.large_string())
-    edits, counts, _ = dclm_lines(texts, DclmLines.model_validate(options))
+    edits, counts, *_ = dclm_lines(texts, DclmLines.model_validate(options))
     return apply_edits(texts, edits).to_pylist()[0], positive(
         lines_dclm.RULES, counts[0].tolist()
     )
@@ -388,7 +388,7 @@ def test_c4_is_idempotent_without_nested_citations(text: str) -> None:
 
 def test_each_rule_counts_lines_and_bytes() -> None:
     texts = pa.array(["Só é.\nOne two[1] three four five.\nno", "x"], pa.large_string())
-    _, counts, sizes = c4_lines(texts, C4Lines())
+    _, counts, sizes, _ = c4_lines(texts, C4Lines())
     assert dict(zip(lines_c4.RULES, counts.T.tolist(), strict=True)) == {
         "c4_long_word": [0, 0],
         "c4_citations": [1, 0],
@@ -400,7 +400,7 @@ def test_each_rule_counts_lines_and_bytes() -> None:
     assert sizes[:, 1].tolist() == [3, 0]
     assert sizes[:, 2].tolist() == [2, 1]
     assert sizes[:, 3].tolist() == [len("Só é.".encode()), 0]
-    _, counts, sizes = dclm_lines(texts, DclmLines())
+    _, counts, sizes, _ = dclm_lines(texts, DclmLines())
     assert counts.tolist() == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 0]]
     assert sizes.tolist() == [[0, 0, 0, 2, 0], [0, 0, 0, 1, 0]]
 

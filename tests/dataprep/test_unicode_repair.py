@@ -74,7 +74,7 @@ def test_edits_give_the_normal_form_and_are_idempotent(
 
 def test_edits_cover_only_changed_bytes() -> None:
     text = "eine Zeile\nschön und sch\u00c3\u00b6n, ja\nnoch eine ö"
-    edits, counts, sizes = fix_unicode(array(text, "schön", "plain"))
+    edits, counts, sizes, _ = fix_unicode(array(text, "schön", "plain"))
     begin = len("eine Zeile\nschön und sch".encode())
     assert edits.to_pylist() == [
         [{"begin": begin, "end": begin + 4, "text": "ö"}],
@@ -93,7 +93,7 @@ def test_compatibility_forms_are_kept(text: str) -> None:
 @given(st.text("\nab", max_size=30), st.integers(1, 3))
 @settings(deadline=None)
 def test_newline_runs_are_capped_and_idempotent(text: str, most: int) -> None:
-    edits, counts, sizes = cap_newlines(array("x", text), most)
+    edits, counts, sizes, _ = cap_newlines(array("x", text), most)
     capped = apply_edits(array("x", text), edits)
     assert capped.to_pylist() == ["x", re.sub(rf"\n{{{most + 1},}}", "\n" * most, text)]
     assert counts.tolist() == [0, len(re.findall(rf"\n{{{most + 1},}}", text))]
