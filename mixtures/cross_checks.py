@@ -40,7 +40,7 @@ NEED_THE_DECODER = ("sft", "reward", "dpo", "rl", "export")
 NEED_A_WRITER = ("sft", "reward", "dpo", "rl")
 """Sections that need a model that writes text."""
 WRITERS_KEYS = {
-    "evaluate": ("prompts", "tasks", "suites", "contamination"),
+    "evaluate": ("prompts", "tasks", "suites", "contamination", "canaries"),
     "export": ("gguf",),
 }
 """Keys that need such a model, by section."""

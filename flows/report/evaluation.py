@@ -184,6 +184,41 @@ def leaks(facts: Facts, name: str = "evaluate") -> MaybeSection:
     )
 
 
+def canaries(facts: Facts, name: str = "evaluate") -> MaybeSection:
+    """Memorised secrets of every model by their number of copies."""
+    rows = [
+        [
+            model,
+            group.copies,
+            group.read,
+            group.exposure,
+            group.extracted,
+            group.loss,
+            group.secrets,
+        ]
+        for model, measured in evaluated_models(facts)
+        for group in measured.canaries
+    ]
+    columns = {
+        "model": "",
+        "copies": "d",
+        "copies read": ".1f",
+        "exposure": ".2f",
+        "extracted": ".1%",
+        "nats": ".2f",
+        "secrets": "d",
+    }
+    meanings = {
+        "copies": "documents into which each secret was inserted; 0: none, for "
+        "comparison",
+        "copies read": "in the rows of the training, after all steps",
+        "exposure": "bits; a secret that was never inserted has 1.44 on average",
+        "extracted": "secrets that the model continues word for word",
+        "nats": "loss of a whole secret",
+    }
+    return section_of("Canaries", table(columns, rows, meanings))
+
+
 def samples(facts: Facts, name: str = "evaluate") -> MaybeSection:
     """Generated texts: the pre-trained model continues a prompt, a tuned one answers
     it.

@@ -16,28 +16,58 @@ from gristmill.flows.stages.stage import (
     Configured,
     Display,
     Library,
+    MeasuredColumns,
+    Problems,
     Requirements,
     Stage,
     only,
 )
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import MODELS, Manifest
+from gristmill.mixtures.steps.canaries import Canaries
 
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
-    """Return the section, with the rows that pre-training reads if tasks are searched
-    for in them.
+    """Return the section, with the rows that pre-training reads if tasks or canaries
+    are searched for in them.
     """
     section = manifest.evaluate
     if section is None:
         return None
-    reads = reads_of(manifest) if section.contamination is not None else {}
-    recipe = {**dump(section), "seed": seed_of(section, manifest), **reads}
+    searches = section.contamination is not None or section.canaries is not None
+    recipe = {
+        **dump(section),
+        "seed": seed_of(section, manifest),
+        **(reads_of(manifest) if searches else {}),
+        **(inserted_by(manifest) if section.canaries is not None else {}),
+    }
     named_recipe = name_outside_files(recipe, section, verify)
     arguments: Recipe = {
         name: recipe[name] for name in ("tasks", "suites") if name in recipe
     }
     return named_recipe, arguments
+
+
+def inserted_by(manifest: Manifest) -> Recipe:
+    """Return the settings of the step `canaries`."""
+    for step in manifest.steps.values():
+        if isinstance(step.config, Canaries):
+            seed = seed_of(step.config, manifest)
+            return {"inserted": {**dump(step.config), "seed": seed}}
+    return {}
+
+
+def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
+    """Yield the problem of canaries that nothing inserts."""
+    section = manifest.evaluate
+    if section is None or section.canaries is None:
+        return
+    if not inserted_by(manifest):
+        yield (
+            ("evaluate", "canaries"),
+            "measures secrets that nothing inserts; add the step `canaries` to "
+            "`prepare`, or remove it",
+        )
 
 
 def libraries(manifest: Manifest) -> Iterator[Library]:
@@ -52,6 +82,7 @@ STAGE = Stage(
     "gristmill.train.stages.evaluate:run",
     configure,
     only("tokenizer", "mix", *MODELS),
+    preflight=preflight,
     requirements=Requirements(torch=True, libraries=libraries),
     display=Display(
         topics={"evaluation": "evaluation.json"},
@@ -60,6 +91,7 @@ STAGE = Stage(
             "gristmill.flows.report.evaluation:tasks",
             "gristmill.flows.report.evaluation:suites",
             "gristmill.flows.report.evaluation:leaks",
+            "gristmill.flows.report.evaluation:canaries",
             "gristmill.flows.report.evaluation:samples",
         ),
     ),

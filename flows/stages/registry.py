@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gristmill.flows.stages import (
     annotate,
+    canaries,
     clean,
     cluster,
     decontaminate,
@@ -55,6 +56,7 @@ ORDER = (
     ingest,
     clean,
     filter,
+    canaries,
     dedup,
     dedup_semantic,
     dedup_lines,

@@ -5,11 +5,14 @@ docs/objectives.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from gristmill.mixtures.base import (
     Fraction,
     InnerFraction,
+    Positive,
     Section,
     Share,
 )
@@ -127,6 +130,22 @@ spans, or classify texts.
 """
 
 
+class Goldfish(Section):
+    """Goldfish loss: the next-token loss without a part of the tokens, so that a model
+    cannot repeat passages word for word (Hans et al. 2024, arXiv 2406.10209).
+
+    A token has no loss if a hash of the `context` tokens before it falls into the first
+    of `k` equal parts. So every copy of a passage leaves out the same tokens.
+    """
+
+    k: Annotated[int, Field(ge=2)] = 4
+    """One token in `k` has no loss (Hans et al. 2024 compare 3, 4, 8 and more)."""
+    context: Positive = 13
+    """Tokens that are hashed (Hans et al. 2024: 13). The first `context`
+    tokens of a row, or with `model.document_mask` of a document, always have a loss.
+    """
+
+
 class Objectives(Section):
     """Objective of a pre-training: the next token, unless one of these is set."""
 
@@ -144,6 +163,10 @@ class Objectives(Section):
     """Train an encoder-decoder, or a decoder, with a mixture of denoisers."""
     blank_infilling: BlankInfilling | None = None
     """Train a decoder of GLM-4's shape that fills in blanks one after the other."""
+    goldfish: Goldfish | None = None
+    """Leave a part of the next tokens out of the loss, against memorisation. Validation
+    and `evaluate` measure all tokens.
+    """
 
     @property
     def kind(self) -> Kind:
@@ -194,6 +217,8 @@ def objective_problems(pretrain: Any) -> Iterator[str]:
     objective = objectives[0] if objectives else ""
     if len(objectives) > 1:
         yield f"{' and '.join(objectives)} are different objectives; give one of them"
+    if objectives and pretrain.goldfish is not None:
+        yield f"goldfish masks next tokens, which {objective} replaces; remove one of the two"
     if objectives and model.use is not None:
         yield f"{objective} needs a built-in model; remove it, or model.use"
     changes_rope = any(

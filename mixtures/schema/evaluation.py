@@ -182,6 +182,15 @@ class Contamination(Section):
     """
 
 
+class CanaryTest(Section):
+    """Exposure and extraction of the secrets that the step `canaries` inserted."""
+
+    references: Positive = 255
+    """Random secrets that each one is compared with; the largest exposure is
+    log2(references + 1).
+    """
+
+
 class Evaluate(Seeded):
     """Measurements on held-out data and on tasks, and generated samples."""
 
@@ -203,6 +212,8 @@ class Evaluate(Seeded):
     """Bootstrap samples for every confidence interval."""
     contamination: Contamination | None = None
     """Search for tasks in the training text; not run if absent."""
+    canaries: Omissible[CanaryTest | None] = None
+    """Memorisation of the secrets of the step `canaries`; not measured if absent."""
     seed: int | None = None
     """Seed of sampling and of the bootstrap; the manifest's if absent."""
 

@@ -359,6 +359,7 @@ class Pretrain(Objectives, Training):
         "span_corruption",
         "ul2",
         "blank_infilling",
+        "goldfish",
         "validation_set",
     )
 

@@ -66,6 +66,7 @@ STEPS: list[dict[str, Any]] = [
         }
     },
     {"dedup": {"url": True, "minhash": {"threshold": 0.8}}},
+    {"canaries": {"copies": [1, 2], "secrets": 1}},
     {"dedup_lines": {}},
     {"dedup_substrings": {}},
     {"langid": {"keep": ["en"]}},

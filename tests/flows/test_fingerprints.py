@@ -182,6 +182,15 @@ pretrain: {steps: 9, model: {layers: 2, width: 32, heads: 2}}
 merge: {steps: [3, 6], weights: [1, 2]}
 sft: {data: [{path: chat.jsonl}], steps: 2}
 """
+MEMORISED = """
+name: memorised
+sources: {prose: {path: "prose/*.txt"}}
+prepare: [{canaries: {copies: [1, 2], secrets: 1}}]
+tokenizer: {vocab_size: 512}
+mix: {tokens: 20_000, sequence_length: 64}
+pretrain: {steps: 9, model: {layers: 2, width: 32, heads: 2}, goldfish: {k: 3}}
+evaluate: {canaries: {}}
+"""
 DEMO_OVERRIDES = [
     "sources.docstrings.path=prose/*.txt",
     "sources.code.path=code/*.py",
@@ -202,6 +211,7 @@ MANIFESTS = {
     "meaning": (MEANING, []),
     "made": (MADE, []),
     "merged": (MERGED, []),
+    "memorised": (MEMORISED, []),
     "demo": (DEMO.read_text(), DEMO_OVERRIDES),
 }
 

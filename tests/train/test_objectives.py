@@ -25,6 +25,7 @@ from tests.train.test_parallel import assert_same, train_on
 SHORT_FIRST = [{"until_step": 2, "sequence_length": 16}]
 SECTIONS: dict[str, dict[str, Any]] = {
     "prefix": {"prefix_lm": {}, "length_ramp": SHORT_FIRST},
+    "goldfish": {"goldfish": {"k": 3, "context": 4}, "length_ramp": SHORT_FIRST},
     "spans": {"span_corruption": {}, "model": ENCODER, "length_ramp": SHORT_FIRST},
     "ul2": {"ul2": {}, "model": ENCODER},
     "ul2-decoder": {"ul2": {"shape": "decoder"}},

@@ -8,6 +8,7 @@ differences per task between models; and task items that occur in the training s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +18,16 @@ import torch
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.cleaning.canary_texts import Canary, draw_canaries
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import CONTINUING
 from gristmill.mixtures.schema.evaluation import Evaluate
 from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.mixtures.steps.canaries import Canaries
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.distributed.process_groups import make_deterministic
+from gristmill.train.eval.canaries import Memorised, count_lines, measure_canaries
 from gristmill.train.eval.held_out import (
     read_token_bytes,
     score_documents,
@@ -38,7 +42,7 @@ from gristmill.train.eval.suites import answer_suites, read_suite
 from gristmill.train.eval.tasks import answer_tasks, open_tasks
 from gristmill.train.generation.language_model import LanguageModel, with_tokenizer
 from gristmill.train.generation.scheduler import generate
-from gristmill.train.loop.rows_read import READS, rows_read
+from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
@@ -46,6 +50,8 @@ from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 if TYPE_CHECKING:
     from gristmill.train.eval.harness import Result
 
+INSERTED = "inserted"
+"""Config key for the settings of the step `canaries`."""
 Sources = Mapping[str, Mapping[str, object]]
 """Metrics of held-out rows, by source."""
 
@@ -56,12 +62,14 @@ class ModelEvaluation(TypedDict, total=False):
     Attributes:
         sources: of held-out rows.
         tasks, suites: metrics of each task and suite.
+        canaries: memorised secrets, by number of copies.
         samples: completions of the section's prompts.
     """
 
     sources: Required[Sources]
     tasks: Required[Mapping[str, Mapping[str, object]]]
     suites: Mapping[str, Mapping[str, object]]
+    canaries: list[Memorised]
     samples: list[dict[str, str]]
 
 
@@ -89,7 +97,7 @@ def run(
     generated texts.
     """
     section = Evaluate.model_validate(
-        {key: value for key, value in config.items() if key != READS}
+        {key: config[key] for key in config.keys() - {READS, INSERTED}}
     )
     make_deterministic(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -101,6 +109,7 @@ def run(
     tokenizer = inputs["tokenizer"]
     tasks = open_tasks(section.tasks)
     suites = {str(suite.suite): read_suite(suite) for suite in section.suites}
+    inserted, lines = find_canaries(config, trained, tokenizer)
     names = [name for name in MODELS if name in inputs]
     models: dict[str, ModelEvaluation] = {}
     answered: dict[str, Mapping[str, Result]] = {}
@@ -122,6 +131,15 @@ def run(
                 "suites": answer_suites(language, section, suites),
                 "samples": sample(language, section, asked=name not in CONTINUING),
             }
+            if section.canaries is not None:
+                models[name]["canaries"] = measure_canaries(
+                    language,
+                    inserted,
+                    lines,
+                    section.canaries,
+                    section.key_seed,
+                    section.bootstrap_samples,
+                )
         context.progress(number + 1, len(names), "models")
     evaluation: Evaluation = {
         "models": models,
@@ -153,6 +171,19 @@ def run(
     for metrics in models.values():
         metrics.pop("samples", None)
     return evaluation
+
+
+def find_canaries(
+    config: Recipe, trained: RowsRead | None, tokenizer: Path
+) -> tuple[list[Canary], Counter[str]]:
+    """Secrets of the step `canaries`, and the number of each line in the rows read."""
+    if INSERTED not in config:
+        return [], Counter()
+    section = Canaries.model_validate(config[INSERTED])
+    lines: Counter[str] = Counter()
+    if trained is not None:
+        lines = count_lines(trained, Chat(tokenizer).tokenizer.decode_batch)
+    return draw_canaries(section, section.seed or 0), lines
 
 
 def differences(

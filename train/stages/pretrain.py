@@ -49,6 +49,7 @@ from gristmill.train.models.weights import (
     stored,
 )
 from gristmill.train.objectives.glm import blanks_of
+from gristmill.train.objectives.goldfish import GoldfishMask
 from gristmill.train.objectives.masked_rows import masking_of
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prediction_targets import Layout
@@ -133,7 +134,7 @@ def run(
                 average,
                 token_bytes,
                 world,
-                layout,
+                None if section.goldfish is not None else layout,
             )
             tasks = InLoopTasks(
                 section.tasks,
@@ -217,6 +218,8 @@ def read_layout(
         return blanks_of(section.blank_infilling, load(folder), seed, length)
     if spans is not None:
         return corruption_of(spans, load(folder), seed, length)
+    if section.goldfish is not None:
+        return GoldfishMask(section.goldfish)
     return None if section.prefix_lm is None else PrefixCut(section.prefix_lm, seed)
 
 
