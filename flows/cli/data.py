@@ -224,16 +224,17 @@ def group() -> None:
 def sweep(
     manifest: ManifestArgument,
     weights: Annotated[
-        Path,
+        Path | None,
         Option(
             metavar="GRID",
             help="YAML: a list of weights, or a mapping with "
             "`mixtures`, `grid` and `dirichlet`.",
         ),
-    ],
+    ] = None,
     steps: Annotated[
-        int, Option(metavar="N", help="Training steps of every proxy.", min=1)
-    ],
+        int | None,
+        Option(metavar="N", help="Training steps of every proxy.", min=1),
+    ] = None,
     seeds: Annotated[
         int,
         Option(
@@ -258,6 +259,18 @@ def sweep(
             " [default: weights]",
         ),
     ] = "",
+    runs: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            help="Also use the runs of Olmix's ratios.csv and metrics.csv in a "
+            "folder; without --weights nothing is trained.",
+        ),
+    ] = None,
+    write_runs: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Write all runs as ratios.csv and metrics.csv."),
+    ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -265,25 +278,35 @@ def sweep(
     """Train a small model on every mixture, compare bits per byte, and suggest a
     mixture.
     """
+    from gristmill.flows.sweeps import run_tables
     from gristmill.flows.sweeps.proxies import plan_sweep, train_mixtures
     from gristmill.flows.sweeps.results import analyse
     from gristmill.flows.sweeps.sweep_report import print_results, write_results
 
+    if weights is None and runs is None:
+        fail("give --weights with mixtures to train, or --runs with measured ones")
+    if weights is not None and steps is None:
+        fail("--weights needs --steps, the training steps of every proxy")
     session = open_or_exit(manifest, set_, store)
     with resumable():
         planned = plan_sweep(
             manifest,
             weights,
-            steps,
+            steps or 1,
             seeds,
             shares_of("--model", model),
             set_ or [],
             store,
             shares_of("--target", target),
         )
-        outcomes = train_mixtures(planned, sys.stderr if as_json else sys.stdout)
+        outcomes = [] if runs is None else run_tables.read_runs(runs, planned)
+        if weights is not None:
+            output = sys.stderr if as_json else sys.stdout
+            outcomes = train_mixtures(planned, output) + outcomes
         results = analyse(planned, outcomes)
     written = write_results(session.manifest_file, results)
+    if write_runs is not None:
+        written += run_tables.write_runs(write_runs, results)
     print_json(results) if as_json else print_results(results)
     for path in written:
         echo(path, err=as_json)

@@ -24,17 +24,20 @@ from gristmill.flows.running.events import RunNotice, Subscriber
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.running.stage_server import StageServer, stage_server
-from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE, TOKENIZER
+from gristmill.flows.stages.registry import MIX, TOKENIZER
 from gristmill.flows.sweeps.arms import Variant, read_arms
 from gristmill.flows.sweeps.grid import SweepError, read_settings, settings_from
 from gristmill.flows.sweeps.proxies import (
     Proxy,
+    ProxyManifest,
+    Request,
+    TrainedGroup,
     in_one_line,
-    measured,
     only_needed,
     packed_manifest,
     run_in_sequence,
     showing_progress,
+    train_proxies,
 )
 from gristmill.mixtures.loader import anchor
 from gristmill.mixtures.scaling.size_rules import take_dial
@@ -57,8 +60,11 @@ checkpoints are less noisy ("Signal and noise": Heineman et al. 2025).
 """
 SHUFFLED = "shuffled words"
 """Name of a control."""
-COPIES = 2
-"""Reads of each duplicated document in the control with duplicates."""
+REPEATED_SHARE, COPIES = 0.1, 9
+"""In the control with duplicates this share of the documents is read so many times:
+half of what it reads are copies. Few documents that are read often harm (Hernandez et
+al. 2022), all of them read twice do not (Muennighoff et al. 2023).
+"""
 LEAST_TOKENS = 20_000
 """Tokens of a source from which on a random part of it has several documents."""
 SAME_SIZE = 0.02
@@ -118,7 +124,7 @@ class TrainedTrial:
         arms: the manifest itself and the arms, in order.
         same: the manifest itself with other seeds.
         shuffled: with shuffled words.
-        duplicated: with half of the documents read twice.
+        duplicated: with few documents read often.
         random_drops: arm -> a random part of the larger of both sets, as large as the
             smaller.
     """
@@ -139,23 +145,17 @@ class TrainedTrial:
 
 
 @dataclass(frozen=True)
-class AblationPlan:
-    """A planned ablation.
+class AblationPlan(ProxyManifest):
+    """A planned ablation of a manifest with the user's settings.
 
     Attributes:
         settings: arms, budget and rule.
-        manifest_file: the manifest.
-        overrides: the user's settings.
-        store: folder or URL of the outputs, as the user wrote it.
         variants: the manifest itself and the arms.
         seeds: seeds of every arm.
         sequence_length: tokens per row.
     """
 
     settings: Ablation
-    manifest_file: str
-    overrides: tuple[str, ...]
-    store: str | None
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     sequence_length: int
@@ -175,17 +175,6 @@ class AblationPlan:
         """Largest number of trainings: some arms have no random drop."""
         arms = 2 * len(self.variants) - 1 + 3
         return len(self.trials) * arms * len(self.seeds)
-
-    def open(self, overrides: Sequence[str], until: str) -> Session:
-        """Open a session up to a stage, without stages that it does not need."""
-        session = open_session(
-            self.manifest_file,
-            [*self.overrides, *overrides],
-            self.store,
-            until=until,
-            exactly=True,
-        )
-        return only_needed(session, until)
 
     def proxy_section(self, trial: Trial) -> dict[str, Any]:
         """Section `pretrain` of a trial, without seed and held-out set."""
@@ -275,10 +264,10 @@ def plan_ablation(
         )
     length = ROW_LENGTH if manifest.mix is None else manifest.mix.sequence_length
     plan = AblationPlan(
-        settings,
         manifest_file,
         tuple(overrides),
         store,
+        settings,
         tuple(read_arms(settings, manifest_file, overrides)),
         tuple(range(manifest.seed, manifest.seed + settings.seeds)),
         length,
@@ -364,7 +353,6 @@ class AblationRun:
         server: starts stages.
         tokenizer: settings of the tokenizer that all arms share.
         held_out: text that is measured.
-        trained: number of trainings so far.
     """
 
     plan: AblationPlan
@@ -372,48 +360,60 @@ class AblationRun:
     server: StageServer | None = None
     tokenizer: tuple[str, ...] = ()
     held_out: HeldOut = field(init=False)
-    trained: int = 0
 
-    def run_stages(self, session: Session, after: str | None = None) -> None:
-        """Run the stages of a session that follow `after`."""
-        run_in_sequence(session, self.emit, after, server=self.server)
+    def run_stages(self, session: Session) -> None:
+        """Run the stages of a session."""
+        run_in_sequence(session, self.emit, server=self.server)
 
     def train_trial(self, trial: Trial) -> TrainedTrial:
         """Train all arms and controls of a trial."""
         reference, *arms = self.plan.variants
         pool = self._pool_of(trial)
-        trained = [self._train(trial, arm, pool) for arm in (reference, *arms)]
-        if trained[0].error is not None:
-            raise StageFailedError(trained[0].error)
-        kept = trained[0].tokens_kept
-        tokens = self.plan.tokens_of(trial)
-        random_drops = {}
-        for arm, outcome in zip(arms, trained[1:], strict=True):
+        first, *trained = self.train_arms(
+            trial, [(variant, pool) for variant in self.plan.variants]
+        )
+        if first.error is not None:
+            raise StageFailedError(first.error)
+        kept = first.tokens_kept
+        drops = {}
+        for arm, outcome in zip(arms, trained, strict=True):
             drop = random_drop(reference, arm, kept, outcome.tokens_kept)
             if drop is not None:
-                random_drops[arm.name] = self._train(trial, drop, pool)
+                drops[arm.name] = drop
         # The set has no more documents than it reads with their copies, but some.
         fewer = {
             source: pool.get(source, 1.0)
             * min(
                 1.0,
                 max(
-                    epochs * 2 / (1 + COPIES),
+                    epochs / (1 + REPEATED_SHARE * (COPIES - 1)),
                     LEAST_TOKENS / max(1, kept[source]),
                 ),
             )
-            for source, epochs in trained[0].epochs.items()
+            for source, epochs in first.epochs.items()
         }
-        controls = (
+        duplicated = replace(
+            reference,
+            name="half duplicated",
+            copies=COPIES,
+            repeated_share=REPEATED_SHARE,
+        )
+        controls = [
             (replace(reference, name="other seeds", shift=len(self.plan.seeds)), pool),
             (replace(reference, name=SHUFFLED, shuffled=True), pool),
-            (replace(reference, name="half duplicated", copies=COPIES), fewer),
-        )
-        same, shuffled, duplicated = (
-            self._train(trial, control, part) for control, part in controls
+            (duplicated, fewer),
+        ]
+        *dropped, same, shuffled, duplicates = self.train_arms(
+            trial, [*((drop, pool) for drop in drops.values()), *controls]
         )
         return TrainedTrial(
-            trial, tokens, tuple(trained), same, shuffled, duplicated, random_drops
+            trial,
+            self.plan.tokens_of(trial),
+            (first, *trained),
+            same,
+            shuffled,
+            duplicates,
+            dict(zip(drops, dropped, strict=True)),
         )
 
     def _pool_of(self, trial: Trial) -> dict[str, float]:
@@ -424,8 +424,8 @@ class AblationRun:
             return {}
         pool: dict[str, float] = {}
         for variant in self.plan.variants:
-            session = self.open(trial, variant, {}, self.plan.seeds[0])
-            mixing = only_needed(session, MIX)
+            overrides = self.overrides(trial, variant, {}, self.plan.seeds[0])
+            mixing = self.plan.open(overrides, MIX)
             try:
                 self.run_stages(mixing)
             except StageFailedError:
@@ -434,57 +434,56 @@ class AblationRun:
                 pool[source] = min(pool.get(source, 1.0), entry["epochs"] or 1.0)
         return pool
 
-    def open(
-        self,
-        trial: Trial,
-        variant: Variant,
-        pool: Mapping[str, float],
-        seed: int,
-        further: Sequence[str] = (),
-    ) -> Session:
-        """Open the session of a training, with further settings."""
+    def overrides(
+        self, trial: Trial, variant: Variant, pool: Mapping[str, float], seed: int
+    ) -> list[str]:
+        """Settings of a training."""
         held_out = self.held_out
-        settings = [
+        return [
             *variant.settings(str(held_out.documents), held_out.excluded_below, pool),
             *self.plan.proxy_settings(
                 trial, seed + variant.shift, held_out, self.tokenizer
             ),
         ]
-        return self.plan.open([*settings, *further], PRETRAIN)
 
-    def _train(
-        self, trial: Trial, variant: Variant, pool: Mapping[str, float]
-    ) -> TrainedArm:
-        """Train an arm with every seed."""
-        outcome = TrainedArm(variant.name, {}, {})
-        for seed in self.plan.seeds:
-            self.trained += 1
-            self.emit(
-                RunNotice(
-                    f"training {self.trained} of at most {self.plan.num_trainings}: "
-                    f"{variant.name}, seed {seed}, {trial.size}, {trial.rate} rate"
-                )
+    def train_arms(
+        self, trial: Trial, variants: Sequence[tuple[Variant, Mapping[str, float]]]
+    ) -> list[TrainedArm]:
+        """Train arms or controls, each from a pool of documents, with every seed."""
+        requests = [
+            Request(
+                variant.name, seed, tuple(self.overrides(trial, variant, pool, seed))
             )
-            session = self.open(trial, variant, pool, seed)
-            try:
-                self.run_stages(session, TOKENIZE if outcome.proxies else None)
-            except StageFailedError as error:
-                return replace(outcome, error=str(error))
-            realised = packed_manifest(session)["realised"]
-            if not outcome.proxies:
-                outcome = replace(
-                    outcome,
-                    tokens_kept={
-                        source: entry["available_tokens"]
-                        for source, entry in realised.items()
-                    },
-                    epochs={
-                        source: entry["epochs"] for source, entry in realised.items()
-                    },
-                )
-            proxy = measured(session, seed, "validation_average")
-            outcome = replace(outcome, proxies=(*outcome.proxies, proxy))
-        return outcome
+            for variant, pool in variants
+            for seed in self.plan.seeds
+        ]
+        self.emit(RunNotice(title_of(trial)))
+        groups = train_proxies(
+            self.plan,
+            requests,
+            self.emit,
+            "validation_average",
+            server=self.server,
+        )
+        return [trained_arm(name, group) for name, group in groups.items()]
+
+
+def title_of(trial: Trial) -> str:
+    """Return the settings of a trial in words."""
+    pool = trial.pool.replace("_", " ")
+    return f"{trial.size}, {trial.rate} learning rate, {pool}"
+
+
+def trained_arm(name: str, group: TrainedGroup) -> TrainedArm:
+    """Return the trainings of an arm with the sizes of its documents."""
+    realised = group.packed.get("realised", {}).items()
+    return TrainedArm(
+        name,
+        {source: entry["available_tokens"] for source, entry in realised},
+        {source: entry["epochs"] for source, entry in realised},
+        group.proxies,
+        group.error,
+    )
 
 
 def random_drop(
@@ -494,7 +493,7 @@ def random_drop(
     kept_by_arm: Mapping[str, int],
 ) -> Variant | None:
     """Return the larger of two sets without a random part, so that both have the same
-    size; None if their sizes are equal.
+    size; None if no source of both differs in size.
     """
     total, total_of_arm = sum(kept.values()), sum(kept_by_arm.values())
     if not total_of_arm or abs(total_of_arm / total - 1) <= SAME_SIZE:
@@ -507,6 +506,8 @@ def random_drop(
         for source, size in sizes.items()
         if size and goal.get(source)
     }
+    if min(drop.values(), default=1.0) >= 1 - SAME_SIZE:
+        return None
     return replace(larger, name=f"random drop for {arm.name}", drop=drop)
 
 

@@ -45,7 +45,8 @@ def estimate_cost(plan: AblationPlan, output: TextIO) -> list[SizeCost]:
     with prepared_run(plan, output) as run:
         for size in sizes:
             trial = next(trial for trial in plan.trials if trial.size == size)
-            training = run.open(trial, plan.variants[0], {}, plan.seeds[0], TIMED)
+            overrides = run.overrides(trial, plan.variants[0], {}, plan.seeds[0])
+            training = plan.open([*overrides, *TIMED])
             run.run_stages(training)
             folder = training.folder(PRETRAIN)
             lines = read_json_lines(folder.data / METRICS)

@@ -4,7 +4,7 @@ JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from gristmill.flows.pages.pictures import intervals
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.quantities import quantity
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.sweeps.ablation import SHUFFLED
+from gristmill.flows.sweeps.ablation import SHUFFLED, title_of
 from gristmill.flows.sweeps.ablation_results import (
     AblationResults,
     ComparedTrial,
@@ -55,7 +55,7 @@ def print_ablation(results: AblationResults) -> None:
     """Print an ablation as text."""
     console = plain_console()
     for trial in results.trials:
-        print_table(console, arms_table(trial), title_of(trial), styles=STYLES)
+        print_table(console, arms_table(trial), heading(trial), styles=STYLES)
         print_table(console, controls_table(trial))
     for arm, error in results.failed.items():
         console.print(f"{arm}: {error}", style="red")
@@ -66,13 +66,9 @@ def print_ablation(results: AblationResults) -> None:
         console.print(sentence, style=style)
 
 
-def title_of(trial: ComparedTrial) -> str:
+def heading(trial: ComparedTrial) -> str:
     """Return the heading of a trial."""
-    setting = trial.trial
-    pool = setting.pool.replace("_", " ")
-    return (
-        f"{setting.size}, {setting.rate} learning rate, {pool}: {trial.tokens:,} tokens"
-    )
+    return f"{title_of(trial.trial)}: {trial.tokens:,} tokens"
 
 
 def arms_table(trial: ComparedTrial) -> Table:
@@ -151,12 +147,11 @@ def describe_verdict(results: AblationResults) -> Iterator[str]:
         if not control.holds
     ]
     for trial, control in failing:
-        subject = (
-            "this budget cannot tell"
-            if control.is_required
-            else "this budget cannot tell differences as small as that of duplicates"
+        below = (
+            "" if control.is_required else f" differences below {trial.smallest:.4f}"
         )
-        yield f"{subject} ({trial.trial.rate}): {describe_failure(control)}"
+        failure = describe_failure(control)
+        yield f"this budget cannot tell{below} ({trial.trial.rate} rate): {failure}"
     smallest = max(trial.detectable for trial in deciding)
     yield (
         f"{len(results.seeds)} seeds find differences from {smallest:.4f} {UNIT} on, "
@@ -164,8 +159,22 @@ def describe_verdict(results: AblationResults) -> Iterator[str]:
     )
     for decision in ("better", "worse", "cannot tell"):
         arms = [arm for arm, made in results.decisions.items() if made == decision]
+        if decision == "cannot tell":
+            arms = [arm + describe_seeds(arm, deciding) for arm in arms]
         if arms:
             yield f"{decision}: {', '.join(arms)}"
+
+
+def describe_seeds(arm: str, deciding: Sequence[ComparedTrial]) -> str:
+    """Describe the seeds that would decide on an arm, or nothing if they could not."""
+    needed = []
+    for trial in deciding:
+        for entry in trial.arms:
+            if entry.arm == arm:
+                is_large = abs(entry.difference.mean) >= trial.smallest
+                needed.append(entry.seeds_needed if is_large else None)
+    seeds = [number for number in needed if number is not None]
+    return f" ({max(seeds)} seeds could)" if seeds and None not in needed else ""
 
 
 def describe_failure(control: Control) -> str:
@@ -199,7 +208,7 @@ def page_of_ablation(name: str, results: AblationResults) -> Page:
         )
         figure = Figure(intervals(rows, f"difference in {UNIT}"), caption)
         parts = flatten([figure, arms_table(trial), controls_table(trial)])
-        sections.append(Section(title_of(trial), parts))
+        sections.append(Section(heading(trial), parts))
     notes = [Note(sentence) for sentence in describe_verdict(results)]
     notes += [Note(sentence) for sentence in describe_rule(results)]
     return Page(f"Ablation of {name}", sections, parts=notes)

@@ -45,7 +45,8 @@ class ComparedArm:
         by_source: held-out source -> mean difference from the reference.
         difference: from the reference.
         p: p value, adjusted for the number of arms.
-        decision: by the rule, at this size and rate.
+        decision: by the rule, at this size and rate; "cannot tell" if a required
+            control does not hold.
         random_drop: difference of the smaller of both sets from a random part of the
             larger one; None if both have the same size.
         seeds_needed: seeds that would find a difference of this size; None if more than
@@ -73,7 +74,9 @@ class Control:
         expected: decision that an instrument that works comes to.
         difference: from the reference.
         holds: True if the difference is as expected.
-        is_required: True if nothing can be decided unless it holds.
+        is_required: True if nothing can be decided unless it holds. Any other control
+            that does not hold was too small a harm for the budget: only differences
+            beyond its interval can be decided.
         seeds_needed: seeds that would find a difference of this size.
     """
 
@@ -96,6 +99,8 @@ class ComparedTrial:
         tokens_kept, epochs: of the manifest itself, as of an arm.
         arms: compared with the reference.
         controls: checks of the instrument.
+        smallest: smallest difference that can be decided: that of the rule, or the
+            largest one that a control which does not hold may have.
         detectable: smallest difference that these seeds find with a power of 0.8.
     """
 
@@ -106,6 +111,7 @@ class ComparedTrial:
     epochs: float
     arms: list[ComparedArm]
     controls: list[Control]
+    smallest: float
     detectable: float
 
     @property
@@ -216,10 +222,18 @@ def _compare(outcome: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
     reference, *arms = outcome.arms
     trained = [arm for arm in arms if arm.error is None]
     values = values_of(reference, target)
-    confidence = rule.confidence
+    controls = _compare_controls(outcome, target, rule)
+    unseen = [
+        control.difference.high
+        for control in controls
+        if not (control.holds or control.is_required)
+    ]
+    smallest = max([rule.smallest_difference, *unseen])
+    can_tell = all(control.holds for control in controls if control.is_required)
 
     def compared_with(arm: TrainedArm, other: TrainedArm) -> Difference:
-        return difference(values_of(arm, target), values_of(other, target), confidence)
+        others = values_of(other, target)
+        return difference(values_of(arm, target), others, rule.confidence)
 
     differences = [compared_with(arm, reference) for arm in trained]
     adjusted = holm([entry.p for entry in differences])
@@ -247,27 +261,11 @@ def _compare(outcome: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
                 },
                 change,
                 p,
-                decide(change.mean, p, confidence, rule.smallest_difference),
+                decide(change.mean, p, rule.confidence, smallest)
+                if can_tell
+                else "cannot tell",
                 from_drop,
-                seeds_to_find(change.mean, change.spread, confidence),
-            )
-        )
-    controls = []
-    for control in (outcome.same, outcome.shuffled, outcome.duplicated):
-        if control.error is not None:
-            continue
-        is_same = control is outcome.same
-        smallest = rule.smallest_difference if is_same else 0.0
-        expected: Decision = "cannot tell" if is_same else "worse"
-        change = compared_with(control, reference)
-        controls.append(
-            Control(
-                control.arm,
-                expected,
-                change,
-                decide(change.mean, change.p, confidence, smallest) == expected,
-                control is not outcome.duplicated,
-                seeds_to_find(change.mean, change.spread, confidence),
+                seeds_to_find(change.mean, change.spread, rule.confidence),
             )
         )
     spreads = [entry.spread for entry in differences] or [controls[0].difference.spread]
@@ -279,15 +277,43 @@ def _compare(outcome: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
         max(reference.epochs.values()),
         compared,
         controls,
-        detectable(len(values), float(np.median(spreads)), confidence),
+        smallest,
+        detectable(len(values), float(np.median(spreads)), rule.confidence),
     )
+
+
+def _compare_controls(
+    outcome: TrainedTrial, target: Weights, rule: Decide
+) -> list[Control]:
+    """Compare the controls that could be trained with the reference."""
+    values = values_of(outcome.arms[0], target)
+    controls = []
+    for control in (outcome.same, outcome.shuffled, outcome.duplicated):
+        if control.error is not None:
+            continue
+        is_same = control is outcome.same
+        smallest = rule.smallest_difference if is_same else 0.0
+        change = difference(values_of(control, target), values, rule.confidence)
+        decision = decide(change.mean, change.p, rule.confidence, smallest)
+        expected: Decision = "cannot tell" if is_same else "worse"
+        controls.append(
+            Control(
+                control.arm,
+                expected,
+                change,
+                decision == expected,
+                control is not outcome.duplicated or decision == "better",
+                seeds_to_find(change.mean, change.spread, rule.confidence),
+            )
+        )
+    return controls
 
 
 def _joint_decision(arm: str, deciding: Sequence[ComparedTrial]) -> Decision:
     """Return the decision that all trials agree on."""
     decisions: set[Decision] = set()
     for trial in deciding:
-        decided = {entry.arm: entry.decision for entry in trial.arms if trial.can_tell}
+        decided = {entry.arm: entry.decision for entry in trial.arms}
         decisions.add(decided.get(arm, "cannot tell"))
     return decisions.pop() if len(decisions) == 1 else "cannot tell"
 

@@ -32,7 +32,8 @@ class Variant:
         conditions: source -> its condition on documents, or None.
         repeats: source -> its expression of repeats, or None.
         drop: source -> share of its documents that remain after a random drop.
-        copies: reads of each document in the first half of the draws.
+        copies: reads of each repeated document.
+        repeated_share: share of the documents that are repeated, the first by draw.
         shuffled: the words of each paragraph are shuffled.
         shift: added to every seed.
     """
@@ -44,6 +45,7 @@ class Variant:
     repeats: Mapping[str, str | None]
     drop: Mapping[str, float] = field(default_factory=dict)
     copies: int = 1
+    repeated_share: float = 0.0
     shuffled: bool = False
     shift: int = 0
 
@@ -81,8 +83,8 @@ class Variant:
             settings.append(f"sources.{source}.where={in_one_line(where)}")
             settings.append(f"sources.{source}.max_epochs={MOST_EPOCHS}")
             if self.copies > 1:
-                half = (excluded_below + end) / 2
-                times = f"if(draw < {half:.6f}, {self.copies}, 1)"
+                last = excluded_below + (end - excluded_below) * self.repeated_share
+                times = f"if(draw < {last:.6f}, {self.copies}, 1)"
                 own = self.repeats[source]
                 expression = f"({own}) * {times}" if own else times
                 settings.append(f"sources.{source}.epochs={in_one_line(expression)}")
@@ -152,7 +154,7 @@ def rule_sets_of(manifest: Manifest) -> list[str]:
 
 def arms_of_rules(manifest: Manifest) -> dict[str, Arm]:
     """Return an arm without any rule set, and for each rule set one without it and one
-    with it alone.
+    with it alone; of two rule sets, the second alone is the arm without the first.
 
     Raises:
         SweepError: the manifest has no filter.
@@ -163,9 +165,10 @@ def arms_of_rules(manifest: Manifest) -> dict[str, Arm]:
     arms = {"no-rules": Arm(without=tuple(rule_sets))}
     if len(rule_sets) > 1:
         for rule_set in rule_sets:
-            others = tuple(name for name in rule_sets if name != rule_set)
             arms[f"without-{rule_set}"] = Arm(without=(rule_set,))
-            arms[f"only-{rule_set}"] = Arm(without=others)
+            if len(rule_sets) > 2:
+                others = tuple(name for name in rule_sets if name != rule_set)
+                arms[f"only-{rule_set}"] = Arm(without=others)
     return arms
 
 

@@ -1,5 +1,5 @@
-"""Proxies of a sweep: for every mixture and seed an ordinary run of `mix` and
-`pretrain`; all else is equal.
+"""Proxies of sweeps and ablations: ordinary runs up to `pretrain` of variants of one
+manifest, which differ in their mixture or documents and in their seed alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, TextIO, cast
 import yaml
 
 from gristmill.core.files import read_json, read_json_lines
-from gristmill.flows.running.events import Subscriber, to_all
+from gristmill.core.lease import running_owner
+from gristmill.flows.running.events import RunNotice, Subscriber, to_all
 from gristmill.flows.running.launch import interruptible
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
@@ -40,10 +41,6 @@ from gristmill.train.loop.batch_plan import plan_of
 
 SHARED_UNTIL = TOKENIZE
 """Last stage that all mixtures share."""
-MIXTURE = MIX
-"""First stage that differs between mixtures; its held-out rows are checked before any
-training.
-"""
 METRICS = "metrics.jsonl"
 """Metrics file of a training."""
 PROXY_MODEL = {"layers": 2, "width": 128, "heads": 4}
@@ -68,6 +65,62 @@ class Proxy:
 
 
 @dataclass(frozen=True)
+class ProxyManifest:
+    """A manifest whose variants are trained as proxies.
+
+    Attributes:
+        manifest_file: the manifest.
+        overrides: settings of all proxies.
+        store: folder or URL of the outputs, as the user wrote it.
+    """
+
+    manifest_file: str
+    overrides: tuple[str, ...]
+    store: str | None
+
+    def open(self, overrides: Sequence[str] = (), until: str = PRETRAIN) -> Session:
+        """Open a session up to a stage, without stages that it does not need."""
+        session = open_session(
+            self.manifest_file,
+            [*self.overrides, *overrides],
+            self.store,
+            until=until,
+            exactly=True,
+        )
+        return only_needed(session, until)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A proxy to train.
+
+    Attributes:
+        group: its mixture or arm.
+        seed: of the proxies of a group, which differ in it.
+        overrides: settings of this proxy.
+    """
+
+    group: str
+    seed: int
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TrainedGroup:
+    """Trained proxies of a mixture or arm.
+
+    Attributes:
+        proxies: one per seed, in the order of the requests.
+        packed: packed.json of the first one.
+        error: reason why the documents cannot be mixed or trained on.
+    """
+
+    proxies: tuple[Proxy, ...] = ()
+    packed: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class MixtureOutcome:
     """A mixture that was tried.
 
@@ -89,14 +142,11 @@ class MixtureOutcome:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """Mixtures of a sweep, and the settings that its proxies share.
+class Sweep(ProxyManifest):
+    """Mixtures of a sweep, and the settings that its proxies share: the user's, and the
+    size and budget of the proxy.
 
     Attributes:
-        manifest_file: the manifest.
-        overrides: settings of all proxies: the user's, and the size and budget of the
-            proxy.
-        store: folder or URL of the outputs, as the user wrote it.
         mixtures: shares of every source, each summing to 1.
         seeds: seeds of initialisation and order; every mixture is trained with each of
             them.
@@ -107,36 +157,22 @@ class Sweep:
             repetition limits apply.
     """
 
-    manifest_file: str
-    overrides: tuple[str, ...]
-    store: str | None
     mixtures: tuple[Weights, ...]
     seeds: tuple[int, ...]
     manifest_weights: Weights
     target: Weights
     tokens: int = 0
 
-    def shared(self) -> Session:
-        """Open a session with the stages that all proxies share."""
-        return open_session(
-            self.manifest_file, list(self.overrides), self.store, until=SHARED_UNTIL
-        )
-
-    def proxy(self, number: int, seed: int) -> Session:
-        """Open the session of one mixture and seed, up to pre-training and without data
-        of later trainings.
-        """
+    def request(self, number: int, seed: int) -> Request:
+        """Return the request of one mixture and seed."""
         weights = in_one_line(self.mixtures[number])
-        overrides = [*self.overrides, f"mix.weights={weights}", f"pretrain.seed={seed}"]
-        session = open_session(
-            self.manifest_file, overrides, self.store, until=PRETRAIN, exactly=True
-        )
-        return only_needed(session)
+        overrides = (f"mix.weights={weights}", f"pretrain.seed={seed}")
+        return Request(f"mixture {number}", seed, overrides)
 
 
 def plan_sweep(
     manifest_file: str,
-    grid_file: Path,
+    grid_file: Path | None,
     steps: int,
     num_seeds: int,
     model: Mapping[str, object],
@@ -149,7 +185,7 @@ def plan_sweep(
     Args:
         manifest_file: the manifest; its `pretrain` section has every other setting of a
             proxy.
-        grid_file: the mixtures, see `grid.Grid`.
+        grid_file: the mixtures, see `grid.Grid`; without it nothing is trained.
         steps: training steps of every proxy. A proxy reads every token of its set once,
             in exactly the shares of its mixture.
         num_seeds: proxies per mixture; they differ in initialisation and order, which
@@ -212,7 +248,7 @@ def plan_sweep(
         manifest_file,
         (*overrides, *proxy_overrides, f"mix.tokens={tokens}"),
         store,
-        tuple(mixtures_of(read_grid(grid_file), manifest_weights)),
+        tuple(mixtures_of(read_grid(grid_file), manifest_weights) if grid_file else ()),
         tuple(range(first_seed, first_seed + num_seeds)),
         manifest_weights,
         target_shares,
@@ -294,36 +330,99 @@ def train_mixtures(sweep: Sweep, output: TextIO) -> list[MixtureOutcome]:
             resumes the sweep.
         SweepError: a source of the target has no held-out text; nothing was trained.
     """
-    with showing_progress(output) as observer:
-        run_in_sequence(sweep.shared(), observer)
-        return [
-            train_mixture(sweep, number, observer)
-            for number in range(len(sweep.mixtures))
-        ]
-
-
-def train_mixture(sweep: Sweep, number: int, emit: Subscriber) -> MixtureOutcome:
-    """Train the proxies of one mixture."""
-    outcome = MixtureOutcome(number, sweep.mixtures[number])
+    numbers = range(len(sweep.mixtures))
+    requests = [
+        sweep.request(number, seed) for number in numbers for seed in sweep.seeds
+    ]
     shares = {name: sweep.target[name] for name in sweep.manifest_weights}
-    for seed in sweep.seeds:
-        session = sweep.proxy(number, seed)
-        try:
-            run_in_sequence(session, emit, SHARED_UNTIL, shares)
-        except StageFailedError as error:
-            # A mixture that its sources cannot fill is an outcome: the sweep continues,
-            # and the report names it.
-            return replace(outcome, error=str(error))
-        packed = packed_manifest(session)
-        outcome = replace(
-            outcome,
-            proxies=(*outcome.proxies, measured(session, seed)),
-            validation={
-                name: entry["sha256"] for name, entry in packed["validation"].items()
-            },
-            supply=supply_of(packed),
+    with showing_progress(output) as emit:
+        run_in_sequence(sweep.open((), SHARED_UNTIL), emit)
+        groups = train_proxies(sweep, requests, emit, target=shares)
+    outcomes = []
+    for number, group in enumerate(groups.values()):
+        outcome = MixtureOutcome(
+            number, sweep.mixtures[number], group.proxies, error=group.error
         )
-    return outcome
+        if group.packed:
+            held_out = group.packed["validation"].items()
+            outcome = replace(
+                outcome,
+                validation={name: entry["sha256"] for name, entry in held_out},
+                supply=supply_of(group.packed),
+            )
+        outcomes.append(outcome)
+    return outcomes
+
+
+def train_proxies(
+    manifest: ProxyManifest,
+    requests: Sequence[Request],
+    emit: Subscriber,
+    weights: str = "validation",
+    target: Weights | None = None,
+    server: StageServer | None = None,
+) -> dict[str, TrainedGroup]:
+    """Train every proxy that is not trained yet. One that another run makes is left to
+    it while others are free, so that runs on several hosts share the work.
+
+    Args:
+        manifest: the manifest of all proxies.
+        requests: the proxies, in order.
+        emit: receives progress.
+        weights: measured weights, see `measured`.
+        target: shares of sources that must have held-out text.
+        server: starts stages.
+
+    Returns:
+        the trained proxies by group. A group that its sources cannot fill is an
+        outcome: its other proxies are not trained.
+    """
+    groups = {request.group: TrainedGroup() for request in requests}
+    proxies: dict[Request, Proxy] = {}
+    waiting = list(requests)
+    while waiting:
+        request, session = _next_free(manifest, waiting)
+        waiting.remove(request)
+        place = f"{len(requests) - len(waiting)} of {len(requests)}"
+        emit(RunNotice(f"training {place}: {request.group}, seed {request.seed}"))
+        try:
+            run_in_sequence(session, emit, target, server)
+        except StageFailedError as error:
+            groups[request.group] = TrainedGroup(error=str(error))
+            waiting = [other for other in waiting if other.group != request.group]
+            continue
+        proxies[request] = measured(session, request.seed, weights)
+        if not groups[request.group].packed:
+            groups[request.group] = TrainedGroup(packed=packed_manifest(session))
+    for request in requests:
+        group = groups[request.group]
+        if group.error is None:
+            groups[request.group] = replace(
+                group, proxies=(*group.proxies, proxies[request])
+            )
+    return groups
+
+
+def _next_free(
+    manifest: ProxyManifest, waiting: Sequence[Request]
+) -> tuple[Request, Session]:
+    """Return the first proxy that no other run makes now, else the first one."""
+    first: tuple[Request, Session] | None = None
+    for request in waiting:
+        session = manifest.open(request.overrides)
+        if not _is_made_elsewhere(session):
+            return request, session
+        first = first or (request, session)
+    assert first is not None
+    return first
+
+
+def _is_made_elsewhere(session: Session) -> bool:
+    """True if another run makes the mixture or the training now."""
+    return any(
+        running_owner(session.folder(stage).path / "lease") is not None
+        for stage in (MIX, PRETRAIN)
+    )
 
 
 def measured(session: Session, seed: int, weights: str = "validation") -> Proxy:
@@ -384,7 +483,7 @@ def task_errors(metrics: Path) -> dict[str, float]:
 
 def packed_manifest(session: Session) -> dict[str, Any]:
     """Return the packed.json of a committed mixture."""
-    content: dict[str, Any] = read_json(session.folder(MIXTURE).data / MANIFEST)
+    content: dict[str, Any] = read_json(session.folder(MIX).data / MANIFEST)
     return content
 
 
@@ -402,23 +501,20 @@ def check_held_out(held_out: Mapping[str, ShardEntry], target: Weights) -> None:
 def run_in_sequence(
     session: Session,
     emit: Subscriber,
-    after: str | None = None,
     target: Weights | None = None,
     server: StageServer | None = None,
 ) -> None:
-    """Run a session's stages (those that follow `after`, if given) with a run record,
-    so that gc keeps their outputs.
+    """Run a session's stages that are not committed, with a run record, so that gc
+    keeps their outputs.
 
-    A mixture is checked as soon as it is committed: it must hold out text of every
-    source of the target. Stages are forked from `server` if given.
+    A mixture is checked before the training: it must hold out text of every source of
+    the target. Stages are forked from `server` if given.
     """
     record = session.start_record()
     runner = session.runner(to_all(record.note, emit), server)
-    stages = list(session.plan)
-    if after in stages:
-        stages = stages[stages.index(after) + 1 :]
     with record.until_end():
-        for stage in stages:
-            runner.run_stage(stage)
-            if stage == MIXTURE:
-                check_held_out(packed_manifest(session)["validation"], target or {})
+        for stage in session.plan:
+            if stage == PRETRAIN and target is not None:
+                check_held_out(packed_manifest(session)["validation"], target)
+            if session.committed(stage) is None:
+                runner.run_stage(stage)

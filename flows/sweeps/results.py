@@ -359,13 +359,16 @@ def analyse(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> SweepResults:
 
     Args:
         sweep: the sweep.
-        outcomes: outcomes of `proxies.train_mixtures`, one per mixture.
+        outcomes: outcomes of `proxies.train_mixtures`, one per mixture, and those of
+            `run_tables.read_runs`.
 
     Raises:
         SweepError: the mixtures were measured on different held-out rows.
     """
     trained = [outcome for outcome in outcomes if outcome.error is None]
-    if len({tuple(sorted(outcome.validation.items())) for outcome in trained}) > 1:
+    held_out = {tuple(sorted(outcome.validation.items())) for outcome in trained}
+    # Nothing is known of the rows of runs that were measured elsewhere.
+    if len(held_out - {()}) > 1:
         raise SweepError(
             "the mixtures were measured on different held-out rows, so their losses "
             "cannot be compared; held-out rows never depend on the weights, so this is "

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -22,9 +24,10 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.running.session import Session
 from gristmill.flows.sweeps import ablation
 from gristmill.flows.sweeps.ablation import AblationPlan, HeldOut, plan_ablation
-from gristmill.flows.sweeps.arms import Variant, read_arms
+from gristmill.flows.sweeps.ablation_results import analyse_ablation
+from gristmill.flows.sweeps.arms import Variant, arms_of_rules, read_arms
 from gristmill.flows.sweeps.grid import SweepError
-from gristmill.flows.sweeps.proxies import Proxy
+from gristmill.flows.sweeps.proxies import Proxy, Request, TrainedGroup
 from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.ablation import Ablation
@@ -79,8 +82,6 @@ def variants(settings: Ablation) -> dict[str, Variant]:
 
 
 def settings_of(**keys: Any) -> Ablation:
-    import yaml
-
     return Ablation.model_validate({**yaml.safe_load(ARMS), **keys})
 
 
@@ -132,6 +133,19 @@ def test_each_rule_set_is_left_out_and_stands_alone() -> None:
 
 
 @pytest.mark.usefixtures("project")
+def test_rule_set_beside_one_other_is_alone_where_that_one_is_left_out() -> None:
+    Path("small.yaml").write_text(
+        MANIFEST.replace("fineweb, c4]", "c4]").replace("{mc4: {}}", "{}")
+    )
+    manifest = load_manifest("small.yaml")
+    assert list(arms_of_rules(manifest)) == [
+        "no-rules",
+        "without-filter.gopher_quality",
+        "without-filter.c4",
+    ]
+
+
+@pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
@@ -155,12 +169,13 @@ def test_arms_of_a_trial_share_all_but_documents_and_controls_differ_as_they_say
 ):
     plan = plan_ablation(settings_of(), "small.yaml", [], "store")
     run = prepared(plan)
-    trial = plan.trials[0]
     reference, dedup = plan.variants[:2]
 
-    def opened(variant: Variant, seed: int = 3, pool: float = 1.0) -> Session:
+    def opened(
+        variant: Variant, seed: int = 3, pool: float = 1.0, place: int = 0
+    ) -> Session:
         pools = dict.fromkeys(("web", "books"), pool)
-        return run.open(trial, variant, pools, seed)
+        return plan.open(run.overrides(plan.trials[place], variant, pools, seed))
 
     first, other, again = opened(reference), opened(dedup), opened(reference, 4)
     recipes = [{**session.plan["pretrain"].recipe} for session in (first, other, again)]
@@ -182,7 +197,7 @@ def test_arms_of_a_trial_share_all_but_documents_and_controls_differ_as_they_say
     assert half.manifest.sources["web"].where == (
         "(tokens > 2) AND draw >= 0.050000 AND draw < 0.525000"
     )
-    tiny = run.open(plan.trials[1], reference, {}, 3).manifest.pretrain
+    tiny = opened(reference, place=1).manifest.pretrain
     assert tiny is not None
     ratio = tiny.optimizer.learning_rate / section.optimizer.learning_rate
     assert ratio == pytest.approx(0.01)
@@ -210,40 +225,44 @@ def planted(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     that all arms share, and a little noise of their own. Returns the trained arms.
     """
     trained: list[str] = []
-    current: list[Variant] = []
-    train = ablation.AblationRun._train
 
-    def train_known(run: Any, trial: Any, variant: Variant, pool: Any) -> Any:
-        current[:] = [variant]
-        trained.append(variant.name)
-        return train(run, trial, variant, pool)
-
-    def packed(session: Session) -> dict[str, Any]:
-        variant = current[0]
-        tokens = TOKENS.get(variant.name, 20_000)
-        return {
-            "realised": {
-                "web": {"available_tokens": tokens, "epochs": 0.5},
-                "books": {"available_tokens": 1000, "epochs": 2.0},
-            }
-        }
-
-    def measured(session: Session, seed: int, weights: str) -> Proxy:
-        assert weights == "validation_average"
-        variant = current[0]
-        effect = EFFECTS.get(variant.name, 0.0)
-        effect += 1.0 * variant.shuffled + 0.02 * (variant.copies > 1)
-        shared = np.random.default_rng(seed + variant.shift).normal(0, 0.05)
-        key = zlib.crc32(f"{variant.name} {seed}".encode())
+    def proxy(request: Request) -> Proxy:
+        effects = {**EFFECTS, "shuffled words": 1.0, "half duplicated": 0.02}
+        effect = effects.get(request.group, 0.0)
+        section = next(s for s in request.overrides if s.startswith("pretrain="))
+        seed = yaml.safe_load(section.removeprefix("pretrain="))["seed"]
+        shared = np.random.default_rng(seed).normal(0, 0.05)
+        key = zlib.crc32(f"{request.group} {request.seed}".encode())
         own = np.random.default_rng(key).normal(0, 0.001)
         value = 2.0 + effect + shared + own
         tasks = {"quiz": 0.5 + effect / 10 + own}
-        return Proxy(seed, "f", {"web": value, "books": value + 1.0}, tasks)
+        values = {"web": value, "books": value + 1.0}
+        return Proxy(request.seed, "f", values, tasks)
 
-    monkeypatch.setattr(ablation.AblationRun, "_train", train_known)
+    def train(
+        plan: Any, requests: list[Request], emit: Any, weights: str, server: Any
+    ) -> dict[str, TrainedGroup]:
+        assert weights == "validation_average"
+        groups = dict.fromkeys(request.group for request in requests)
+        trained.extend(groups)
+        return {
+            name: TrainedGroup(
+                tuple(proxy(entry) for entry in requests if entry.group == name),
+                {
+                    "realised": {
+                        "web": {
+                            "available_tokens": TOKENS.get(name, 20_000),
+                            "epochs": 0.5,
+                        },
+                        "books": {"available_tokens": 1000, "epochs": 2.0},
+                    }
+                },
+            )
+            for name in groups
+        }
+
+    monkeypatch.setattr(ablation, "train_proxies", train)
     monkeypatch.setattr(ablation, "run_in_sequence", lambda *args, **keys: None)
-    monkeypatch.setattr(ablation, "packed_manifest", packed)
-    monkeypatch.setattr(ablation, "measured", measured)
     monkeypatch.setattr(ablation, "set_aside", lambda run: prepared(run.plan).held_out)
     return trained
 
@@ -348,16 +367,69 @@ def test_printed_report_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+def trained_trial(
+    duplicates: float, arm: float, shuffled: float = 1.0
+) -> ablation.TrainedTrial:
+    """A trial with planted means, and noise of the seeds that differs between arms."""
+
+    def trained(name: str, mean: float, noise: float) -> ablation.TrainedArm:
+        proxies = tuple(
+            Proxy(seed, "f", {"web": 2.0 + mean + noise * (seed - 1)})
+            for seed in range(3)
+        )
+        return ablation.TrainedArm(name, {"web": 100}, {"web": 1.0}, proxies)
+
+    trial = ablation.Trial("equal_tokens", "1m", "tuned")
+    return ablation.TrainedTrial(
+        trial,
+        1000,
+        (trained("reference", 0.0, 0.0), trained("arm", arm, 0.001)),
+        trained("other seeds", 0.0, 0.002),
+        trained("shuffled words", shuffled, 0.01),
+        trained("half duplicated", duplicates, 0.01),
+        {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "arm", "shuffled", "decision"),
+    [
+        (0.05, 0.01, 1.0, "worse"),
+        # Its interval is 0.01 +- 4.303 * 0.01 / sqrt(3): up to 0.0348.
+        (0.01, 0.01, 1.0, "cannot tell"),
+        (0.01, 0.04, 1.0, "worse"),
+        (0.01, -0.04, 1.0, "better"),
+        # Nothing is decided by an instrument that is wrong, or finds no shuffled words.
+        (-0.05, 0.04, 1.0, "cannot tell"),
+        (0.05, 0.04, 0.02, "cannot tell"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_harm_that_does_not_separate_hides_differences_of_its_size(
+    duplicates: float, arm: float, shuffled: float, decision: str
+) -> None:
+    settings = Ablation.model_validate({"arms": {"arm": {"without": ["dedup"]}}})
+    plan = plan_ablation(settings, "small.yaml", [], "store")
+    outcome = trained_trial(duplicates, arm, shuffled)
+    results = analyse_ablation(plan, [outcome])
+    assert results.decisions == {"arm": decision}
+    assert results.trials[0].arms[0].decision == decision
+    control = results.trials[0].controls[2]
+    assert control.holds == (duplicates == 0.05)
+    assert control.is_required == (duplicates == -0.05)
+
+
 @pytest.mark.usefixtures("planted")
 def test_insensitive_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shuffled words and duplicates make no difference."""
-    real = ablation.measured
-    monkeypatch.setattr(
-        ablation,
-        "measured",
-        lambda session, seed, weights: Proxy(seed, "f", {"web": 2.0 + seed}),
-    )
-    assert real is not None
+    train = ablation.train_proxies
+
+    def train_alike(plan: Any, requests: Any, *args: Any, **keys: Any) -> Any:
+        groups = train(plan, requests, *args, **keys)
+        proxies = tuple(Proxy(seed, "f", {"web": 2.0 + seed}) for seed in range(3))
+        return {name: replace(group, proxies=proxies) for name, group in groups.items()}
+
+    monkeypatch.setattr(ablation, "train_proxies", train_alike)
     report = json.loads(ablated("--json", "--quick").stdout)
     assert report["can_tell"] is False
     assert set(report["decisions"].values()) == {"cannot tell"}

@@ -15,6 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.core.lease import acquire
+from gristmill.flows.running.run import StageFailedError
+from gristmill.flows.running.session import Session
+from gristmill.flows.sweeps import proxies
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
 from gristmill.flows.sweeps.proxies import (
     MixtureOutcome,
@@ -23,8 +27,10 @@ from gristmill.flows.sweeps.proxies import (
     check_held_out,
     plan_sweep,
     task_errors,
+    train_proxies,
 )
 from gristmill.flows.sweeps.results import analyse, fit, least_within_hull
+from gristmill.flows.sweeps.run_tables import read_runs, write_runs
 from gristmill.flows.sweeps.sweep_report import (
     describe_suggestion,
     print_results,
@@ -446,7 +452,9 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(
         plan_sweep(
             str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"), {"poetry": 1.0}
         )
-    first_proxy, second_proxy = planned.proxy(0, 5), planned.proxy(1, 6)
+    first_proxy, second_proxy = (
+        planned.open(planned.request(*place).overrides) for place in ((0, 5), (1, 6))
+    )
     assert first_proxy.manifest.mix is not None
     assert first_proxy.manifest.mix.tokens == 10 * 4 * 64
     assert first_proxy.manifest.pretrain is not None
@@ -457,7 +465,7 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(
     assert (
         first_proxy.plan["tokenize"].fingerprint
         == second_proxy.plan["tokenize"].fingerprint
-        == planned.shared().plan["tokenize"].fingerprint
+        == planned.open((), "tokenize").plan["tokenize"].fingerprint
     )
     recipes = [
         {**session.plan["pretrain"].recipe} for session in (first_proxy, second_proxy)
@@ -482,7 +490,106 @@ def test_proxy_plans_no_data_of_later_trainings(tmp_path: Path) -> None:
         MANIFEST + "sft: {data: [{path: chats.jsonl, format: messages}], steps: 3}\n"
     )
     grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
-    proxy = plan_sweep(
-        str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store")
-    ).proxy(0, 5)
+    planned = plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"))
+    proxy = planned.open(planned.request(0, 5).overrides)
     assert list(proxy.plan) == ["ingest", "tokenizer", "tokenize", "mix", "pretrain"]
+
+
+def test_proxy_that_another_run_makes_waits_for_the_free_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("text")
+    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
+    manifest.write_text(MANIFEST)
+    grid.write_text("- {prose: 1}\n- {code: 1}\n- {maths: 1}\n")
+    planned = plan_sweep(str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"))
+    requests = [planned.request(number, seed) for number in range(3) for seed in (0, 1)]
+    paths = [
+        planned.open(entry.overrides).folder("pretrain").path for entry in requests
+    ]
+    lease = acquire(paths[0] / "lease", lambda owner: None, lambda: True)
+    assert lease is not None
+    trained: list[int] = []
+
+    def run(session: Session, *args: Any) -> None:
+        trained.append(paths.index(session.folder("pretrain").path))
+        if session.manifest.mix.weights["code"]:  # type: ignore[union-attr,index]
+            raise StageFailedError("too little code")
+
+    monkeypatch.setattr(proxies, "run_in_sequence", run)
+    monkeypatch.setattr(proxies, "measured", lambda session, seed, weights: seed)
+    monkeypatch.setattr(proxies, "packed_manifest", lambda session: {"rows": 1})
+    groups = train_proxies(planned, requests, lambda event: None)
+    # The other seed of the failed mixture is not tried.
+    assert trained == [1, 2, 4, 5, 0]
+    assert {name: group.proxies for name, group in groups.items()} == {
+        "mixture 0": (0, 1),
+        "mixture 1": (),
+        "mixture 2": (0, 1),
+    }
+    assert groups["mixture 1"].error == "too little code"
+    lease.release()
+
+
+def test_written_runs_read_back_as_further_mixtures_with_their_seeds(
+    tmp_path: Path,
+) -> None:
+    mixtures = [{"prose": share, "code": 1 - share} for share in (0.25, 0.5, 0.75)]
+    planned = sweep(mixtures, 2)
+    outcomes = [
+        outcome(
+            number,
+            mixture,
+            *({"prose": number + seed / 8, "code": 1.0} for seed in range(2)),
+        )
+        for number, mixture in enumerate(mixtures)
+    ]
+    write_runs(tmp_path, analyse(planned, outcomes))
+    again = read_runs(tmp_path, planned)
+    assert [entry.mixture for entry in again] == [3, 4, 5]
+    assert [entry.weights for entry in again] == mixtures
+    assert [
+        [dict(proxy.bits_per_byte) for proxy in entry.proxies] for entry in again
+    ] == [[dict(proxy.bits_per_byte) for proxy in entry.proxies] for entry in outcomes]
+    analysed = analyse(planned, outcomes + again)
+    assert [mixture.mixture for mixture in analysed.mixtures] == list(range(6))
+
+
+def write_tables(folder: Path, ratios: str, metrics: str) -> None:
+    (folder / "ratios.csv").write_text(ratios)
+    (folder / "metrics.csv").write_text(metrics)
+
+
+def test_runs_of_other_sources_are_used_if_they_read_none_of_them(
+    tmp_path: Path,
+) -> None:
+    """The manifest has prose and code; code is new, and maths was removed."""
+    write_tables(
+        tmp_path,
+        "run_id,prose,maths\n1,1.0,0.0\n2,0.5,0.5\n3,1,\n",
+        "run_id,name,prose,code,other\n1,first,2.0,3.0,7\n2,second,1,1,8\n",
+    )
+    (only,) = read_runs(tmp_path, sweep([]))
+    assert only.weights == {"prose": 1.0, "code": 0.0}
+    assert [dict(proxy.bits_per_byte) for proxy in only.proxies] == [
+        {"prose": 2.0, "code": 3.0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "metrics", "complaint"),
+    [
+        ("run_id,prose\n1,0.9\n", "run_id,prose,code\n1,2,3\n", "run 1 sum to 0.900"),
+        ("run_id,prose\n1,1\n", "run_id,prose\n1,2\n", "no measurement of code"),
+        ("run_id,prose\n1,1\n", "run_id,prose,code\n2,2,3\n", "no run with"),
+        ("run,prose\n1,1\n", "run_id,prose,code\n1,2,3\n", "no column run_id"),
+        ("run_id,prose\n1,a\n", "run_id,prose,code\n1,2,3\n", "column prose"),
+    ],
+)
+def test_malformed_tables_of_runs_are_rejected(
+    tmp_path: Path, ratios: str, metrics: str, complaint: str
+) -> None:
+    write_tables(tmp_path, ratios, metrics)
+    with pytest.raises(SweepError, match=complaint):
+        read_runs(tmp_path, sweep([]))
