@@ -7,13 +7,15 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from benchmarks.train import rollouts, sizes, tuned_script
+from benchmarks.train import planted, rollouts, rule_dialects, sizes, tuned_script
 from benchmarks.train.held_out_bits import STRIDE, WINDOW, bits_per_byte
 from benchmarks.train.tuning import (
     EXAMPLES_PER_UPDATE,
@@ -21,6 +23,7 @@ from benchmarks.train.tuning import (
     conversations,
     write_start,
 )
+from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.schema.model import Model
 from gristmill.train.distributed.process_groups import single_process
 from gristmill.train.models.model_config import shape_of
@@ -118,3 +121,40 @@ def test_sizes_are_what_their_names_say(size: sizes.Size) -> None:
     assert shape.parameters / unit == pytest.approx(float(name[:-1]), rel=0.04)
     assert size.length == int(length)
     assert size.rows % size.micro_rows == 0
+
+
+def test_planted_sets_share_no_document_and_arms_have_their_shares(
+    tmp_path: Path,
+) -> None:
+    pieces = [f"Piece {number} has words. It is documentation." for number in range(90)]
+    parts = planted.split(pieces)
+    assert [len(part) for part in parts] == [2, 79, 9]
+    assert sorted(chain(*parts)) == sorted(pieces)
+    planted.write_corpus(tmp_path, pieces)
+    manifest = str(tmp_path / "planted.yaml")
+    for arm, keys in planted.planted_arms().items():
+        settings = [f"{key}={value}" for key, value in keys.get("set", {}).items()]
+        loaded = load_manifest(manifest, settings)
+        weights = {name: source.weight for name, source in loaded.sources.items()}
+        if arm in planted.HARMS:
+            source, share = planted.HARMS[arm]
+            assert weights[source] / sum(weights.values()) == pytest.approx(share)
+    words = [
+        sorted(word for text in texts for word in text.split())
+        for texts in (pieces, planted.shuffle_sentences(pieces))
+    ]
+    assert words[0] == words[1]
+
+
+def test_each_dialect_is_an_arm_against_the_default(tmp_path: Path) -> None:
+    (tmp_path / "dialects.yaml").write_text(yaml.safe_dump(rule_dialects.MANIFEST))
+    arms = rule_dialects.arms()
+    read = []
+    for arm in ("", "datatrove", "dolma", "curator", "redpajama"):
+        changes = arms[arm]["set"] if arm else {}
+        settings = [f"{key}={value}" for key, value in changes.items()]
+        loaded = load_manifest(str(tmp_path / "dialects.yaml"), settings)
+        rules = loaded.steps["filter"].config.rules  # type: ignore[attr-defined]
+        read.append((rules.gopher_quality.dialect, rules.gopher_repetition.dialect))
+    names = ["dclm", "datatrove", "dolma", "curator", "redpajama"]
+    assert read == [(name, name) for name in names]
