@@ -132,7 +132,7 @@ def warm_stages(request: pytest.FixtureRequest) -> Iterator[None]:
             "stage_server",
             lambda plan, stages, engine: nullcontext(WarmStages()),
         )
-        patch.setattr(run, "is_forkable", lambda plan, stage: True)
+        patch.setattr(run, "is_forkable", lambda plan, stage, with_trainings: True)
         yield
 
 

@@ -85,6 +85,7 @@ class WarmStages:
 
     is_running = True
     driver = None
+    forks_trainings = False
     driver_environment = StageServer.driver_environment
 
     def import_soon(self, modules: Sequence[str]) -> None:

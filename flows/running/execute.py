@@ -19,9 +19,15 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 
-from gristmill.core.files import as_path, json_object, read_json, write_json
+from gristmill.core.files import (
+    as_path,
+    is_local,
+    json_object,
+    read_json,
+    write_json,
+)
 from gristmill.core.object_stores import warn_by
-from gristmill.core.processes import end_with_parent, measure_cost
+from gristmill.core.processes import end_with_parent, in_environment, measure_cost
 from gristmill.core.secrets import mask_addresses, mask_text, restore_secrets
 from gristmill.core.stage_context import (
     Context,
@@ -41,6 +47,9 @@ ANSWERS = "answers"
 share.
 """
 
+IN_FORK = "GRISTMILL_TRAIN_IN_FORK"
+"""Environment variable of forks that train as one process."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the stage of a folder, and return the exit code."""
@@ -53,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("result.json", "error.json", "cost.json"):
         (folder / "work" / name).unlink(missing_ok=True)
     if description["launch"] == "torchrun":
+        if IN_FORK in os.environ and is_local(folder):
+            return train_alone(folder)
         return launch_training(folder, Engine.model_validate(description["engine"]))
     try:
         summary = run_stage(folder, description)
@@ -65,6 +76,21 @@ def main(argv: list[str] | None = None) -> int:
     )
     write_json(folder / "work" / "result.json", mask_addresses(summary))
     return 0
+
+
+def train_alone(folder: Path) -> int:
+    """Run a training as its only rank in this process, which has imported torch."""
+    import torch
+
+    from gristmill.train import worker_main
+    from gristmill.train.torchrun import files_of_one_machine
+
+    # torch has read the variable of the server, which has one thread.
+    threads = os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))
+    torch.set_num_threads(int(threads))
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    with files_of_one_machine(), in_environment(ranks):
+        return worker_main.main([str(folder)])
 
 
 def launch_training(folder: Path, engine: Engine) -> int:

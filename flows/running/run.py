@@ -38,6 +38,7 @@ from gristmill.flows.running.events import (
     Subscriber,
     parse_event,
 )
+from gristmill.flows.running.execute import IN_FORK
 from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
 from gristmill.flows.running.fork_server import ForkServerError
 from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
@@ -372,7 +373,10 @@ class Runner:
             if event is not None:
                 self.emit(event)
 
-        server = self.server if is_forkable(self.plan, node.name) else None
+        server = self.server
+        trains = server is not None and server.forks_trainings
+        if not is_forkable(self.plan, node.name, trains):
+            server = None
 
         def start(environment: Mapping[str, str]) -> StageProcess:
             if server and server.is_running:
@@ -385,7 +389,10 @@ class Runner:
                         secrets,
                         server,
                         imports=modules,
-                        environment=environment,
+                        environment={
+                            **environment,
+                            **({IN_FORK: "1"} if trains else {}),
+                        },
                     )
             return StageProcess(
                 folder.path, log, on_event, secrets, environment=environment

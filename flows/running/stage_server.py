@@ -82,9 +82,12 @@ class StageServer(ForkServer):
 
     Attributes:
         driver: driver of the run's cluster, which its stages share.
+        forks_trainings: also start trainings of one process as forks, for many small
+            ones: torch is imported once, and torchrun is not started.
     """
 
     driver: SharedDriver | None = None
+    forks_trainings: bool = False
 
     @contextmanager
     def driver_environment(self) -> Iterator[Mapping[str, str]]:
@@ -136,6 +139,17 @@ def early_server(
         yield
     finally:
         _end_early()
+
+
+@contextmanager
+def proxy_server(plan: Plan, engine: Engine) -> Iterator[StageServer | None]:
+    """Server for many small trainings and the stages before them; see
+    `stage_server`.
+    """
+    with stage_server(plan, plan, engine) as server:
+        if server is not None and engine.nodes == engine.num_ranks == 1:
+            server.forks_trainings = True
+        yield server
 
 
 @contextmanager
@@ -209,10 +223,12 @@ def _end_early() -> None:
         _early.pop().close()
 
 
-def is_forkable(plan: Plan, stage: str) -> bool:
+def is_forkable(plan: Plan, stage: str, with_trainings: bool = False) -> bool:
     """True if a stage may start as a fork."""
     kind = plan[stage].stage
-    return not kind.requirements.torchrun and kind.run.startswith(FORKABLE)
+    if kind.requirements.torchrun:
+        return with_trainings
+    return kind.run.startswith(FORKABLE)
 
 
 def main(argv: list[str]) -> None:

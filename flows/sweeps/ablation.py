@@ -23,7 +23,7 @@ from gristmill.dataprep.documents import read_documents, shard_names
 from gristmill.flows.running.events import RunNotice, Subscriber
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.running.stage_server import StageServer, stage_server
+from gristmill.flows.running.stage_server import StageServer, proxy_server
 from gristmill.flows.stages.registry import MIX, TOKENIZER
 from gristmill.flows.sweeps.arms import Variant, read_arms
 from gristmill.flows.sweeps.grid import SweepError, read_settings, settings_from
@@ -331,7 +331,7 @@ def prepared_run(plan: AblationPlan, output: TextIO) -> Iterator[AblationRun]:
     engine = session.manifest.engine
     with (
         showing_progress(output) as emit,
-        stage_server(session.plan, session.plan, engine) as server,
+        proxy_server(session.plan, engine) as server,
     ):
         run = AblationRun(plan, emit, server)
         section = session.manifest.tokenizer

@@ -19,7 +19,7 @@ from gristmill.flows.running.events import RunNotice, Subscriber, to_all
 from gristmill.flows.running.launch import interruptible
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.running.stage_server import StageServer
+from gristmill.flows.running.stage_server import StageServer, proxy_server
 from gristmill.flows.running.terminal import (
     LastingStream,
     TerminalObserver,
@@ -335,9 +335,13 @@ def train_mixtures(sweep: Sweep, output: TextIO) -> list[MixtureOutcome]:
         sweep.request(number, seed) for number in numbers for seed in sweep.seeds
     ]
     shares = {name: sweep.target[name] for name in sweep.manifest_weights}
-    with showing_progress(output) as emit:
-        run_in_sequence(sweep.open((), SHARED_UNTIL), emit)
-        groups = train_proxies(sweep, requests, emit, target=shares)
+    shared = sweep.open((), SHARED_UNTIL)
+    with (
+        showing_progress(output) as emit,
+        proxy_server(shared.plan, shared.manifest.engine) as server,
+    ):
+        run_in_sequence(shared, emit, server=server)
+        groups = train_proxies(sweep, requests, emit, target=shares, server=server)
     outcomes = []
     for number, group in enumerate(groups.values()):
         outcome = MixtureOutcome(

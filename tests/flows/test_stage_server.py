@@ -139,6 +139,14 @@ def test_only_several_data_stages_here_or_on_spark_are_forked() -> None:
         "filter",
         "mix",
     ]
+    with stage_server.proxy_server(plan, Engine()) as server:
+        assert server is not None
+        assert server.forks_trainings
+    with stage_server.proxy_server(plan, Engine(ranks=2)) as server:
+        assert server is not None
+        assert not server.forks_trainings
+    assert stage_server.is_forkable(plan, "pretrain", with_trainings=True)
+    assert not stage_server.is_forkable(plan, "own", with_trainings=True)
     for stages, engine in (
         (["filter", "pretrain"], Engine()),
         (list(plan), Engine(runner="FlinkRunner")),
