@@ -336,8 +336,9 @@ def prepared_run(plan: AblationPlan, output: TextIO) -> Iterator[AblationRun]:
         run = AblationRun(plan, emit, server)
         section = session.manifest.tokenizer
         if section is None or section.path is None:
-            run.run_stages(only_needed(session, TOKENIZER))
-            path = session.folder(TOKENIZER).data / "tokenizer.json"
+            tokenizing = only_needed(session, TOKENIZER)
+            run.run_stages(tokenizing)
+            path = tokenizing.folder(TOKENIZER).data / "tokenizer.json"
             run.tokenizer = (f"tokenizer={in_one_line({'path': str(path)})}",)
         run.held_out = set_aside(run)
         yield run
