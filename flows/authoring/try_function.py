@@ -228,9 +228,10 @@ def evenly_spaced(items: Sequence[T], number: int) -> list[T]:
 
 def evenly_spaced_first(items: Sequence[T]) -> list[T]:
     """Return PARTS evenly spaced items, then all others in their order."""
-    first = evenly_spaced(items, PARTS)
+    first = evenly_spaced(range(len(items)), PARTS)
     chosen = set(first)
-    return [*first, *(item for item in items if item not in chosen)]
+    others = (place for place in range(len(items)) if place not in chosen)
+    return [items[place] for place in (*first, *others)]
 
 
 @dataclass(frozen=True)
