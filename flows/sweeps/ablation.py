@@ -101,7 +101,7 @@ class TrainedArm:
 
     Attributes:
         arm: name.
-        tokens_kept: tokens of one pass over its documents, by source.
+        tokens_kept: tokens of one pass over its documents, by source that it reads.
         epochs: source -> passes over its documents.
         proxies: trainings, one per seed.
         error: reason why its documents cannot be mixed or trained on.
@@ -476,12 +476,16 @@ def title_of(trial: Trial) -> str:
 
 
 def trained_arm(name: str, group: TrainedGroup) -> TrainedArm:
-    """Return the trainings of an arm with the sizes of its documents."""
-    realised = group.packed.get("realised", {}).items()
+    """Return the trainings of an arm with the sizes of the sources that it reads."""
+    realised = {
+        source: entry
+        for source, entry in group.packed.get("realised", {}).items()
+        if entry["tokens"]
+    }
     return TrainedArm(
         name,
-        {source: entry["available_tokens"] for source, entry in realised},
-        {source: entry["epochs"] for source, entry in realised},
+        {source: entry["available_tokens"] for source, entry in realised.items()},
+        {source: entry["epochs"] for source, entry in realised.items()},
         group.proxies,
         group.error,
     )

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import gristmill
 from gristmill.dataprep.user_code.shuffled_words import shuffle_words
 from gristmill.flows.cli.main import app
+from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.sweeps import ablation
 from gristmill.flows.sweeps.ablation import AblationPlan, HeldOut, plan_ablation
@@ -252,9 +253,20 @@ def planted(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
                     "realised": {
                         "web": {
                             "available_tokens": TOKENS.get(name, 20_000),
+                            "tokens": 5000,
                             "epochs": 0.5,
                         },
-                        "books": {"available_tokens": 1000, "epochs": 2.0},
+                        "books": {
+                            "available_tokens": 1000,
+                            "tokens": 2000,
+                            "epochs": 2.0,
+                        },
+                        # Of weight 0.
+                        "unread": {
+                            "available_tokens": 50_000,
+                            "tokens": 0,
+                            "epochs": 0.0,
+                        },
                     }
                 },
             )
@@ -441,6 +453,66 @@ def test_smaller_sizes_are_compared_with_the_largest() -> None:
     Path("arms.yaml").write_text(ARMS + "sizes: [50k, 400k]\nrates: {tuned: 1.0}\n")
     report = json.loads(ablated("--json").stdout)
     assert report["agreement"] == {"50k": 1.0}
+
+
+@pytest.mark.usefixtures("project")
+def test_equal_pool_has_the_documents_that_the_largest_arm_reads_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of web the arm without dedup has four times the tokens that it reads, the
+    manifest twice; books are too few for any arm, and one arm cannot be mixed.
+    """
+    settings = settings_of(pools=["equal_tokens", "equal_pool"], rates={"tuned": 1.0})
+    plan = plan_ablation(settings, "small.yaml", [], "store")
+    epochs = {"reference": 0.5, "no-dedup": 0.25, "no-books": 0.5, "strict": 3.0}
+    names = iter(variant.name for variant in plan.variants)
+    current: list[str] = []
+
+    def run(session: Session, *args: Any, **keys: Any) -> None:
+        assert list(session.plan)[-1] == "mix"
+        current[:] = [next(names)]
+        if current == ["plain"]:
+            raise StageFailedError("too few documents")
+
+    def packed(session: Session) -> dict[str, Any]:
+        books = 0.0 if current == ["no-books"] else 2.0
+        realised = {
+            "web": {"epochs": epochs[current[0]]},
+            "books": {"epochs": books},
+        }
+        return {"realised": realised}
+
+    monkeypatch.setattr(ablation, "run_in_sequence", run)
+    monkeypatch.setattr(ablation, "packed_manifest", packed)
+    trained: list[Request] = []
+
+    def train(
+        plan: Any, requests: list[Request], *args: Any, **keys: Any
+    ) -> dict[str, TrainedGroup]:
+        trained.extend(requests)
+        return {request.group: TrainedGroup() for request in requests}
+
+    monkeypatch.setattr(ablation, "train_proxies", train)
+    equal_tokens, equal_pool = plan.trials
+    assert equal_tokens.pool == "equal_tokens"
+    prepared(plan).train_trial(equal_pool)
+    conditions = {
+        request.group: setting
+        for request in trained
+        for setting in request.overrides
+        if setting.startswith("sources.web.where=")
+    }
+    # The held-out part is below 0.05, and a quarter of the rest is used.
+    end = 0.05 + 0.95 * 0.25
+    for arm in ("reference", "no-dedup", "strict", "shuffled words"):
+        assert f"draw < {end:.6f}" in conditions[arm]
+    books = [
+        setting
+        for request in trained
+        for setting in request.overrides
+        if setting.startswith("sources.books.where=") and "draw <" in setting
+    ]
+    assert books == []
 
 
 @given(st.text(alphabet="ab \n"))
