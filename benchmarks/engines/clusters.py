@@ -79,6 +79,7 @@ server's jar, which TaskManagers have, too, and load once for all jobs.
 FLINK_JAVA = (
     "-Xmx256m",
     "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
     *(
         f"--add-opens=java.base/java.{name}=ALL-UNNAMED"
         for name in (
@@ -97,9 +98,13 @@ FLINK_JAVA = (
         )
     ),
 )
-"""Options for little memory, and for Flink's access to internals of newer Javas. Java's
-compiler is not restricted: with the quick compiler alone a job takes twice the time,
-most of it for the SHA-1 of its jar.
+"""Options for little memory, and for Flink's access to internals of newer Javas. Java
+only passes bytes on, which the optimizing compiler does not make cheaper.
+"""
+UNSTAGED = Path("gradle", "wrapper")
+"""Folder of the job server's jar: Beam's job server sends the jars of its class path with
+each job, except those below such a folder (`PipelineResources`), and TaskManagers have
+this one.
 """
 
 
@@ -336,6 +341,9 @@ def start_flink(folder: Path) -> Cluster:
     if shutil.which("java") is None:
         raise MissingEngineError("flink: needs java, which is not on this machine")
     server = find_engine("flink-*-beam-*/*.jar")
+    unstaged = folder / UNSTAGED / server.name
+    unstaged.parent.mkdir(parents=True)
+    shutil.copyfile(server, unstaged)
     jars = find_engine("flink-cluster-*/lib")
     rest, rpc = free_port(), free_port()
     (folder / "config.yaml").write_text(
@@ -347,11 +355,11 @@ def start_flink(folder: Path) -> Cluster:
             "runner": "flink",
             "address": f"127.0.0.1:{rest}",
             "options": {
-                "flink_job_server_jar": str(server),
+                "flink_job_server_jar": str(unstaged),
                 "parallelism": 2,
                 "environment_type": "PROCESS",
                 "environment_config": json.dumps(command),
-                "job_server_jvm_properties": list(FLINK_JAVA[:2]),
+                "job_server_jvm_properties": list(FLINK_JAVA[:3]),
             },
         },
         "a JobManager and two TaskManagers, a worker below each (PROCESS)",

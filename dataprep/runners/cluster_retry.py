@@ -7,6 +7,7 @@ write its results elsewhere or fail, and the job would end without results.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from gristmill.core.files import as_path, find_json, read_json, write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import worker_bootstrap
 from gristmill.dataprep.runners.connection import GroupWork, Receive
+from gristmill.dataprep.runners.connections import PROBED_VARIABLE
 from gristmill.dataprep.runners.errors import (
     WorkerError,
     failure_path,
@@ -41,7 +43,8 @@ _met: set[str] = set()
 
 
 def meet_workers(context: Context) -> None:
-    """Check once per process that a worker can read and write the work folder.
+    """Check once per run that a worker can read and write the work folder; once per
+    process of a stage that runs alone.
 
     Raises:
         WorkerError: no worker takes a task in time or answers, or a worker reports an
@@ -52,7 +55,8 @@ def meet_workers(context: Context) -> None:
     if engine.address is not None:
         cluster += f" at {engine.address}"
     key = f"{cluster} {sorted(engine.options.items())} {context.work}"
-    if key in _met:
+    probed = os.environ.get(PROBED_VARIABLE)
+    if key in _met or (probed is not None and Path(probed).exists()):
         return
     question = context.work / "probe.json"
     answer = context.work / "probe.answer.json"
@@ -90,6 +94,9 @@ def meet_workers(context: Context) -> None:
             "under one name: a shared folder, or s3://, gs:// or az://"
         )
     _met.add(key)
+    if probed is not None:
+        with suppress(FileNotFoundError):  # its driver has ended
+            Path(probed).touch()
 
 
 def answer_probe(question: str, answer: str, group: Sequence[Element]) -> tuple[()]:

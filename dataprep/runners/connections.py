@@ -24,6 +24,10 @@ VARIABLE = "GRISTMILL_CLUSTER"
 """Environment variable of a stage's process with the socket of the run's connection,
 and its key.
 """
+PROBED_VARIABLE = "GRISTMILL_PROBED"
+"""Environment variable of a stage's process with the path of a file that exists once a
+worker has answered a stage of the run.
+"""
 
 
 class ConnectionManager(BaseManager):

@@ -142,12 +142,15 @@ class FuturesConnection(Connection):
         result.
         """
         shipped = self.put(function)
-        outputs = [
-            self.submit(shipped, values, 1 + parts, job.gpu) for values in arguments
-        ]
-        futures = self._futures[job.process] = [done for done, *_ in outputs]
+        futures = self._futures[job.process] = list[Future]()
+        outputs = []
+        for values in arguments:
+            # a task may run, and its job be cancelled, before all are submitted
+            done, *sent_parts = self.submit(shipped, values, 1 + parts, job.gpu)
+            futures.append(done)
+            outputs.append(sent_parts)
         self.wait(futures, job.seconds)
-        return [sent_parts for _, *sent_parts in outputs]
+        return outputs
 
     def cancel_jobs(self, process: int) -> None:
         """See `Connection`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gristmill.dataprep.runners.errors import MissingEngineError
-from gristmill.dataprep.runners.servers import job_server
-from gristmill.mixtures.schema.engine import EngineOptions
+from gristmill.dataprep.runners.servers import Server, job_server, start_server
+from gristmill.mixtures.schema.engine import BeamEngine, EngineOptions
 
 PROGRAM = "gristmill-worker"
 """Name of the installed program of `worker.py`."""
@@ -37,12 +37,26 @@ def flink_options(address: str | None, options: EngineOptions) -> EngineOptions:
     """
     beam_options = {name: value for name, value in options.items() if name not in OURS}
     if "job_endpoint" not in beam_options:
-        beam_options["job_endpoint"] = _start_job_server(address, options)
+        name = _server_name(address, options)
+        beam_options["job_endpoint"] = job_server(
+            name, _server_command(address, options)
+        )
     return {
         **beam_options,
         "experiments": [*beam_options.get("experiments", ()), UNLISTED],
         **environment(beam_options),
     }
+
+
+def start_run_server(engine: BeamEngine) -> Server:
+    """Start the job server that the stages of a run share.
+
+    Raises:
+        MissingEngineError: the job server or Java is not on this machine.
+        WorkerError: the job server does not start.
+    """
+    command = _server_command(engine.address, engine.options)
+    return start_server(_server_name(engine.address, engine.options), command)
 
 
 def program() -> Path:
@@ -67,9 +81,15 @@ def environment(options: EngineOptions) -> dict[str, str]:
     }
 
 
-def _start_job_server(address: str | None, options: EngineOptions) -> str:
-    """Start Beam's job server for Flink, which submits jobs to the JobManager at
-    `address`; returns its endpoint.
+def _server_name(address: str | None, options: EngineOptions) -> str:
+    return f"Flink at {address} ({options.get('flink_job_server_jar')})"
+
+
+def _server_command(
+    address: str | None, options: EngineOptions
+) -> Callable[[int, Path], Sequence[str]]:
+    """Make the command of Beam's job server for Flink, which submits jobs to the
+    JobManager at `address`.
     """
     jar = options.get("flink_job_server_jar")
     if jar is None or not Path(jar).is_file():
@@ -100,4 +120,4 @@ def _start_job_server(address: str | None, options: EngineOptions) -> str:
             f"--artifacts-dir={folder / 'artifacts'}",
         ]
 
-    return job_server(f"Flink at {address} ({jar})", command)
+    return command

@@ -1,5 +1,5 @@
-"""Job servers of portable engines, started by gristmill: one for all jobs of a process,
-which ends with it.
+"""Job servers of portable engines, started by gristmill: one for all stages of a run,
+or for all jobs of a process, with which it ends.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.core.processes import kill_child
+from gristmill.dataprep.runners.connections import PROBED_VARIABLE
 from gristmill.dataprep.runners.errors import WorkerError
 
+VARIABLE = "GRISTMILL_JOB_SERVER"
+"""Environment variable of a stage's process with the address of the run's job
+server.
+"""
 START_SECONDS = 60.0
 """Timeout for a job server's start; one in Java takes some seconds on a busy
 machine.
@@ -36,11 +41,13 @@ LOOK_MS = 50
 """Interval between attempts to connect to a server."""
 TURN_SECONDS = 1.0
 """Timeout of one attempt to get an answer."""
+SHARED_SECONDS = 10.0
+"""Timeout for an answer of the run's job server, which has answered before."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Job server of this process.
+    """Running job server; see `shared_driver.SharedProcess`.
 
     Attributes:
         process: process of the server.
@@ -64,15 +71,55 @@ class Server:
         connections shortly before its process ends, and its port may accept connections
         until then.
         """
-        return answers(self.address, seconds, lambda: self.process.poll() is None)
+        return answers(self.address, seconds, self.is_running)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables by which a stage's process finds it."""
+        return {VARIABLE: self.address, PROBED_VARIABLE: str(self.folder / "probed")}
+
+    def is_running(self) -> bool:
+        """Test if its process runs."""
+        return self.process.poll() is None
+
+    def cancel(self, pid: int) -> None:
+        """Leave the jobs of a process to the engine, which runs them to their end."""
+
+    def close(self) -> None:
+        """Kill it."""
+        kill_child(self.process)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 _running: dict[str, Server] = {}
 
 
 def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) -> str:
-    """Return the address of a running job server of this process, and start one if
-    necessary.
+    """Return the address of the run's job server, or of one of this process, which is
+    started if necessary.
+
+    Args:
+        name, make_command: see `start_server`.
+
+    Raises:
+        WorkerError: see `start_server`.
+    """
+    shared = os.environ.get(VARIABLE)
+    if shared is not None and answers(shared, SHARED_SECONDS):
+        return shared
+    if name in _running:
+        if _running[name].answers(START_SECONDS):
+            return _running[name].address
+        _end(name)
+    server = _running[name] = start_server(name, make_command)
+    atexit.register(_end, name)
+    return server.address
+
+
+def start_server(
+    name: str, make_command: Callable[[int, Path], Sequence[str]]
+) -> Server:
+    """Start a job server, which ends with the thread that starts it.
 
     Args:
         name: name of the engine, with everything that distinguishes this server from
@@ -84,10 +131,6 @@ def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) ->
         WorkerError: the server ended or does not answer; the message has its last line
             of output.
     """
-    if name in _running:
-        if _running[name].answers(START_SECONDS):
-            return _running[name].address
-        _end(name)
     folder = Path(tempfile.mkdtemp(prefix="gristmill-engine-"))
     port = free_port()
     command = [sys.executable, "-c", ENDING, str(os.getpid())]
@@ -99,23 +142,20 @@ def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) ->
             stderr=log,
             start_new_session=True,
         )
-    server = _running[name] = Server(process, port, folder)
-    atexit.register(_end, name)
-    if not server.answers(START_SECONDS):
-        failure = (
-            f"does not answer within {START_SECONDS:g} s"
-            if server.process.poll() is None
-            else "ended"
-        )
-        log_lines = (server.folder / "log").read_text(errors="replace").splitlines()
-        _end(name)
-        # Indented lines belong to a traceback; the last other line has the error.
-        messages = [
-            line for line in log_lines if line.strip() and not line[0].isspace()
-        ]
-        last = messages[-1] if messages else "nothing"
-        raise WorkerError(f"the job server of {name} {failure}; it said: {last}")
-    return server.address
+    server = Server(process, port, folder)
+    if server.answers(START_SECONDS):
+        return server
+    failure = (
+        f"does not answer within {START_SECONDS:g} s"
+        if server.is_running()
+        else "ended"
+    )
+    log_lines = (folder / "log").read_text(errors="replace").splitlines()
+    server.close()
+    # Indented lines belong to a traceback; the last other line has the error.
+    messages = [line for line in log_lines if line.strip() and not line[0].isspace()]
+    last = messages[-1] if messages else "nothing"
+    raise WorkerError(f"the job server of {name} {failure}; it said: {last}")
 
 
 def answers(
@@ -162,7 +202,5 @@ def free_port() -> int:
 
 
 def _end(name: str) -> None:
-    server = _running.pop(name, None)
-    if server is not None:
-        kill_child(server.process)
-        shutil.rmtree(server.folder, ignore_errors=True)
+    if name in _running:
+        _running.pop(name).close()

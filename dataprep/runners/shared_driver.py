@@ -17,13 +17,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gristmill.core.processes import end_after_parent
 from gristmill.dataprep.runners.connections import (
+    PROBED_VARIABLE,
     VARIABLE,
     ConnectionManager,
     connect,
@@ -54,7 +56,10 @@ class Driver:
         self._folder = tempfile.TemporaryDirectory(prefix="gristmill-cluster-")
         self._address = str(Path(self._folder.name, "socket"))
         self._key = secrets.token_bytes(32)
-        self.environment = {VARIABLE: f"{self._address} {self._key.hex()}"}
+        self.environment: Mapping[str, str] = {
+            VARIABLE: f"{self._address} {self._key.hex()}",
+            PROBED_VARIABLE: str(Path(self._folder.name, "probed")),
+        }
         settings = engine.model_dump_json(include=set(BeamEngine.model_fields))
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, settings],
@@ -94,74 +99,97 @@ class Driver:
         self._folder.cleanup()
 
 
+class SharedProcess(Protocol):
+    """Process that the stages of a run share: a driver, or Flink's job server."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables by which a stage's process finds it."""
+
+    def is_running(self) -> bool:
+        """Test if it runs."""
+
+    def cancel(self, pid: int) -> None:
+        """Cancel the jobs that a process has left, by its number."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class SharedDriver:
     """Driver of a run, which runs while stages use it.
+
+    One thread of this object starts and ends it: Linux ends a job server with the
+    thread that started it.
 
     Args:
         start: starts the driver.
     """
 
-    def __init__(self, start: Callable[[], Driver]) -> None:
+    def __init__(self, start: Callable[[], SharedProcess]) -> None:
         self._start = start
-        self._lock = threading.Lock()
-        self._driver: Driver | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="driver")
+        self._driver: SharedProcess | None = None
         self._users = 0
         self._timer: threading.Timer | None = None
 
     def start_soon(self) -> None:
         """Start the driver in the background."""
-        threading.Thread(target=self._use, daemon=True).start()
+        self._thread.submit(self._use, 0)
 
     @contextmanager
     def used(self) -> Iterator[Mapping[str, str]]:
         """Context of a stage's process; yields the driver's environment, empty if it
         does not start: then the stage tries it, and reports the reason.
         """
-        with self._lock:
-            self._users += 1
+        environment = self._thread.submit(self._use, 1).result()
         try:
-            yield self._use()
+            yield environment
         finally:
-            with self._lock:
-                self._users -= 1
-                self._end_later()
+            self._thread.submit(self._leave)
 
     def cancel(self, pid: int) -> None:
         """End the jobs of a process that has failed."""
-        with self._lock:
-            if self._driver is not None and self._driver.is_running():
-                self._driver.cancel(pid)
+        self._thread.submit(self._cancel, pid).result()
 
     def close(self) -> None:
         """End the driver."""
-        with self._lock:
-            self._end()
+        self._thread.submit(self._end).result()
 
-    def _use(self) -> Mapping[str, str]:
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._driver is None or not self._driver.is_running():
-                self._end()
-                try:
-                    self._driver = self._start()
-                except WorkerError as error:
-                    log.debug("the engine's driver does not start: %s", error)
-                    return {}
-            self._end_later()
-            return self._driver.environment
+    def _use(self, users: int) -> Mapping[str, str]:
+        self._users += users
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._driver is None or not self._driver.is_running():
+            self._end()
+            try:
+                self._driver = self._start()
+            except WorkerError as error:
+                log.debug("the engine's driver does not start: %s", error)
+                return {}
+        self._end_later()
+        return self._driver.environment
+
+    def _leave(self) -> None:
+        self._users -= 1
+        self._end_later()
+
+    def _cancel(self, pid: int) -> None:
+        if self._driver is not None and self._driver.is_running():
+            self._driver.cancel(pid)
 
     def _end_later(self) -> None:
         if self._users:
             return
-        self._timer = threading.Timer(IDLE_SECONDS, self._end_if_idle)
+        self._timer = threading.Timer(
+            IDLE_SECONDS, self._thread.submit, [self._end_if_idle]
+        )
         self._timer.daemon = True
         self._timer.start()
 
     def _end_if_idle(self) -> None:
-        with self._lock:
-            if not self._users:
-                self._end()
+        if not self._users:
+            self._end()
 
     def _end(self) -> None:
         if self._timer is not None:

@@ -24,11 +24,13 @@ from gristmill.core.processes import end_after_parent, end_with_parent
 from gristmill.dataprep.runners.pool import PRELOADED
 from gristmill.dataprep.runners.portable import PROGRAM
 from gristmill.dataprep.runners.runner import import_beam, listening_on
+from gristmill.dataprep.runners.worker_bootstrap import PRELOADED as MOST_NEEDED
 
 IMPORTED = (
     PRELOADED,
     "apache_beam.runners.worker.sdk_worker",
     "apache_beam.runners.worker.worker_id_interceptor",
+    *MOST_NEEDED,
 )
 """Modules that a pool's fork server imports; the first prevents imports from starting
 threads, which forks lose.

@@ -1,11 +1,11 @@
 """Fork server of a run's stages: imports once the modules that all stages need.
 
 A stage of a small corpus works for a fraction of a second after two seconds of imports:
-Arrow, numba, its own modules. Stages that prepare documents or tokens on this
-machine, on Ray, Dask or Spark start as forks of one process with these imports, and share
-the connection to a cluster (`runners/shared_driver.py`); all others (trainings, those on
-other clusters) start as separate programs. A fork looks like a program from outside: it has its own
-number, session, output and environment, gets the same signals, and ends with its run.
+Arrow, numba, its own modules. Stages that prepare documents or tokens start as forks of
+one process with these imports, and share the connection to a cluster
+(`runners/shared_driver.py`); trainings start as separate programs. A fork looks like a
+program from outside: it has its own number, session, output and environment, gets the
+same signals, and ends with its run.
 
 A command that runs stages starts the server (`early_server`) before it reads the
 manifest, which takes as long as the imports, so both proceed in parallel. Modules of
@@ -25,7 +25,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -41,7 +41,7 @@ from gristmill.core.processes import (
 from gristmill.flows.running.fork_server import ForkRequest, ForkServer, Server
 
 if TYPE_CHECKING:
-    from gristmill.dataprep.runners.shared_driver import SharedDriver
+    from gristmill.dataprep.runners.shared_driver import SharedDriver, SharedProcess
     from gristmill.flows.stages.plan import Plan
     from gristmill.mixtures.schema.engine import Engine
 
@@ -170,19 +170,22 @@ def stage_server(
         (node.stage.module, *node.stage.requirements.preload(node.settings))
         for node in nodes
     ]
-    if len(nodes) < FEWEST or engine.runner not in ("local", *CONNECTED):
+    if len(nodes) < FEWEST:
         _end_early()
         yield None
         return
     server = _early.pop() if _early else _start()
-    if engine.runner in CONNECTED:
-        from gristmill.dataprep.runners.shared_driver import Driver, SharedDriver
+    start = driver_of(engine)
+    if start is not None:
+        from gristmill.dataprep.runners.shared_driver import SharedDriver
 
-        server.driver = SharedDriver(partial(Driver, engine))
+        server.driver = SharedDriver(start)
         server.driver.start_soon()
     try:
         # Modules shared by all stages after the first precede those of single stages.
-        uses_beam = engine.runner == "local" and text_bytes(plan) >= LARGE_BYTES
+        uses_beam = engine.runner not in CONNECTED and (
+            engine.runner != "local" or text_bytes(plan) >= LARGE_BYTES
+        )
         later = [*LATER, BEAM] if uses_beam else LATER
         server.import_soon(
             list(
@@ -200,6 +203,23 @@ def stage_server(
         server.close()
         if server.driver is not None:
             server.driver.close()
+
+
+def driver_of(engine: Engine) -> Callable[[], SharedProcess] | None:
+    """Function that starts the process that stages share on an engine; None if they
+    share none.
+    """
+    from gristmill.mixtures.schema.engine import CONNECTED
+
+    if engine.runner in CONNECTED:
+        from gristmill.dataprep.runners.shared_driver import Driver
+
+        return partial(Driver, engine)
+    if engine.runner == "flink" and "job_endpoint" not in engine.options:
+        from gristmill.dataprep.runners.portable import start_run_server
+
+        return partial(start_run_server, engine)
+    return None
 
 
 def text_bytes(plan: Plan) -> int:

@@ -249,8 +249,8 @@ def test_spark_connections_do_not_share_environment_variables(
 def test_stages_share_the_connection_of_a_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs of several processes meet the same workers; `cancel` ends those of one.
-    Spark forks its workers from a process that has imported the package.
+    """Jobs of several processes meet the same workers, which are probed once; `cancel`
+    ends those of one. Spark forks its workers from a process that has imported the package.
     """
     try:
         with running(name, tmp_path) as cluster:
@@ -259,12 +259,15 @@ def test_stages_share_the_connection_of_a_run(
             for variable, value in driver.environment.items():
                 monkeypatch.setenv(variable, value)
             workers = set[int]()
+            probe = pytest.MonkeyPatch()
             for number in range(2):
                 work = partial(square, tmp_path, None)
                 here = context(tmp_path / f"work-{number}", **engine.model_dump())
                 rows = run_tasks("calm", TASKS, work, here)
                 workers |= {row["pid"] for row in rows}
+                probe.setattr(cluster_retry, "answer_probe", see_nothing)
                 assert all(row["is_preloaded"] for row in rows) == (name == "spark")
+            probe.undo()
             assert os.getpid() not in workers
             assert len(workers) <= 3
             waiting = threading.Thread(target=cancel, args=(tmp_path, driver))

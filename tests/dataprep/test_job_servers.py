@@ -11,7 +11,7 @@ import pytest
 
 from gristmill.dataprep.runners import servers
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.dataprep.runners.servers import job_server
+from gristmill.dataprep.runners.servers import VARIABLE, job_server, start_server
 from tests.servers import wait_for
 
 SERVER = """
@@ -57,6 +57,26 @@ def test_job_server_that_is_ending_is_replaced(name: str, tmp_path: Path) -> Non
     assert servers._running[name].process.poll() is None
     assert servers._running[name].answers(0.0) is False  # no time to answer
     assert servers._running[name].answers(60.0)
+
+
+@pytest.mark.slow
+def test_stages_share_the_job_server_of_a_run_until_its_death(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(port: int, folder: Path) -> Sequence[str]:
+        return [sys.executable, "-c", SERVER, str(port), str(tmp_path / "closed")]
+
+    shared = start_server(name, command)
+    monkeypatch.setattr(servers, "SHARED_SECONDS", 1.0)
+    for variable, value in shared.environment.items():
+        monkeypatch.setenv(variable, value)
+    assert job_server(name, command) == shared.address
+    assert name not in servers._running
+    shared.close()
+    assert not shared.is_running()
+    assert not shared.folder.exists()
+    assert job_server(name, command) != shared.address
+    assert servers._running[name].environment[VARIABLE] != shared.address
 
 
 def test_job_server_that_ends_at_once_is_reported_with_its_output(name: str) -> None:
