@@ -4,7 +4,8 @@ benchmarks/dataprep/dialect_verdicts.json.
     python .ci/peers/record_verdicts.py dclm=CLONE dolma=CLONE curator=CLONE
     redpajama=CLONE > dialect_verdicts.json
 
-Needs gristmill's environment and uniseg 0.10.1 on the path; a clone is one of
+Needs gristmill's environment, uniseg 0.10.1 on the path, a run of its own for RedPajama and
+PYTHONHASHSEED=0 for Curator, whose ties depend on it; a clone is one of
 mlfoundations/dclm, allenai/dolma, NVIDIA-NeMo/Curator or
 togethercomputer/RedPajama-Data. Modules that their filters import and do not use are
 replaced by empty ones.
@@ -170,7 +171,7 @@ def redpajama(root: Path) -> Keep:
     """Return the quality signals of `app/src`, compared with Gopher's thresholds.
 
     RedPajama publishes signals and no thresholds. Its stop words are longer lists with
-    a share; Gopher's eight are counted among its raw words instead.
+    a share; Gopher's eight are counted among its raw words instead, in lower case as there.
     """
     source = root / "app/src"
     for name in (
@@ -222,7 +223,7 @@ def redpajama(root: Path) -> Keep:
                 <= quality.max_ellipsis_line_ratio,
                 1 - score(language.RPS_Doc_Frac_No_Alph_Words())
                 >= quality.min_alpha_word_ratio,
-                sum(word.lower() in stop_words for word in document.raw_words)
+                sum(word in stop_words for word in document.raw_words)
                 >= quality.min_stop_words,
                 *(
                     score(signal)

@@ -25,7 +25,7 @@ from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition
 
 RECORDED = Path(__file__).with_name("dialect_verdicts.json")
-DOCUMENTS = 4
+DOCUMENTS = 25
 """Texts of each kind; each also occurs in a mangled form."""
 MANGLED = 4
 """Number of changes of a mangled text."""
