@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gristmill.mixtures.annotators import expand_presets
 from gristmill.mixtures.base import Location, OutsidePath, RawSection, inside, value_at
 from gristmill.mixtures.cross_checks import contradictions
 from gristmill.mixtures.manifest import (
@@ -223,6 +224,10 @@ def check_manifest(
     override_problems, settings = _apply_overrides(raw, overrides)
     problems = [*override_problems, *problems]
     written = Written(file, raw, lines or {}, settings)
+    steps = raw.get("prepare") or []
+    if unknown := [*expand_presets(steps, folder, ("prepare",))]:
+        # its other settings cannot be judged without those of the preset
+        raise ManifestError([*problems, *(written.problem(*one) for one in unknown)])
     manifest: Manifest | None = None
     try:
         manifest = Manifest.model_validate(raw)

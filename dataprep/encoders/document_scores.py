@@ -26,6 +26,7 @@ from gristmill.dataprep.encoders.forward_backends import load_network
 from gristmill.dataprep.encoders.model_folders import (
     ModelFolderError,
     class_names,
+    has_first_token_head,
     model_folder,
     read_config,
 )
@@ -101,7 +102,9 @@ def announce(section: ScoringModel) -> Announced:
     if not is_fasttext(section):
         config = read_config(model_folder(section.path))
         kinds = [str(name) for name in config.get("architectures") or []]
-        if not any(name.endswith("ForSequenceClassification") for name in kinds):
+        if not has_first_token_head(config) and not any(
+            name.endswith("ForSequenceClassification") for name in kinds
+        ):
             raise ModelFolderError(
                 f"{section.path} is {' and '.join(kinds) or 'no known model'}, and no "
                 "classifier of texts; one of sentence embeddings scores by `like`: "

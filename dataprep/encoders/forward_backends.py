@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from gristmill.dataprep.encoders.model_folders import (
     WEIGHTS_FILE,
     ModelFolderError,
     find_file,
+    has_first_token_head,
     is_static,
     needed,
+    read_config,
     token_pooling,
 )
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
@@ -128,26 +130,52 @@ class TorchNetwork:
         )
         self._device = "cuda" if on_gpu else "cpu"
         dtype = section.dtype or ("bfloat16" if on_gpu else "float32")
+        kind = getattr(self._torch, dtype)
         self._pooling = pooling
         self._of_thread = threading.local()
-        model_class = (
-            transformers.AutoModel
-            if pooling
-            else transformers.AutoModelForSequenceClassification
-        )
         transformers.utils.logging.disable_progress_bar()
+        self._head: Any = None
         try:
-            model = model_class.from_pretrained(
-                str(folder),
-                local_files_only=True,
-                use_safetensors=True,
-                dtype=getattr(self._torch, dtype),
-            )
+            if pooling is None and has_first_token_head(read_config(folder)):
+                model = self._load_with_head(folder)
+            else:
+                model_class = (
+                    transformers.AutoModel
+                    if pooling
+                    else transformers.AutoModelForSequenceClassification
+                )
+                model = model_class.from_pretrained(
+                    str(folder),
+                    local_files_only=True,
+                    use_safetensors=True,
+                    dtype=kind,
+                )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelFolderError(
                 f"{folder}: transformers cannot load its model: {error}"
             ) from error
         self._model = model.eval().to(self._device)
+        if self._head is not None:
+            model.to(kind)
+            self._head.to(self._device, kind)
+
+    def _load_with_head(self, folder: Path) -> Any:
+        """Load an encoder, and the head of `has_first_token_head`."""
+        transformers = needed("transformers")
+        tensors = needed("safetensors.torch").load_file(find_file(folder, WEIGHTS_FILE))
+        self._head = self._torch.nn.Linear(*tensors["fc.weight"].shape[::-1])
+        self._head.load_state_dict(
+            {name: tensors.pop(f"fc.{name}") for name in ("weight", "bias")}
+        )
+        config = transformers.AutoConfig.from_pretrained(str(folder))
+        model = transformers.AutoModel.from_config(config)
+        loaded = model.load_state_dict(
+            {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
+            strict=False,
+        )
+        if loaded.missing_keys:
+            raise KeyError(f"{WEIGHTS_FILE} lacks {loaded.missing_keys[0]}")
+        return model
 
     def outputs(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """See Network."""
@@ -161,9 +189,12 @@ class TorchNetwork:
                 "attention_mask": torch.from_numpy(mask).to(self._device),
             }
             output = self._model(**inputs)
-            states = (
-                output.logits if self._pooling is None else output.last_hidden_state
-            )
+            if self._head is not None:
+                states = self._head(output.last_hidden_state[:, 0])
+            else:
+                states = (
+                    output.logits if self._pooling is None else output.last_hidden_state
+                )
             values = states.float().cpu().numpy()
         return pool_tokens(values, mask, self._pooling)
 

@@ -121,12 +121,22 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return ("score",) if len(names) == 1 and names[0].startswith("LABEL_") else names
 
 
+def has_first_token_head(config: ModelConfig) -> bool:
+    """Test if a model is an encoder with one linear layer on the vector of the first
+    token, in the layout of NVIDIA's classifiers (`fc`, beside `model`), which
+    transformers has no class for.
+    """
+    return {"base_model", "fc_dropout", "id2label"} <= config.keys()
+
+
 def most_tokens(folder: Path) -> int:
     """Maximum number of tokens per window: the smallest limit in the model's files, or
     512 if they have none.
     """
     config = read_config(folder)
     positions = config.get("max_position_embeddings")
+    if config.get("position_biased_input") is False:  # DeBERTa: relative positions only
+        positions = None
     if isinstance(positions, int) and config.get("model_type") in OFFSET_POSITIONS:
         positions -= 1 + int(config.get("pad_token_id") or 0)
     limits = [

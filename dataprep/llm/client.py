@@ -53,6 +53,7 @@ from gristmill.dataprep.llm.prompting import (
     Answer,
     Request,
     read_json_answer,
+    read_pattern_answer,
     shorten,
 )
 from gristmill.dataprep.llm.request_counts import RequestCounts
@@ -343,7 +344,10 @@ class Asking:
         finish = stored["finish"]
         if request.schema is None:
             return Answer(text, finish=finish), None
-        value, error = read_json_answer(text, request.schema)
+        if request.pattern is not None:
+            value, error = read_pattern_answer(text, request.pattern, request.schema)
+        else:
+            value, error = read_json_answer(text, request.schema)
         if error is not None and finish == "length":
             error = (
                 f"it was cut at {self.model.max_tokens} tokens (`max_tokens`): {error}"
@@ -356,6 +360,8 @@ class Asking:
             answer, error = self._checked(request, await self._answer(body, request))
             if error is None:
                 return answer
+            if request.pattern is not None:  # a classifier has no other answer
+                return replace(answer, error=error)
             assert request.schema is not None
             schema = json.dumps(request.schema, sort_keys=True)
             correction = (

@@ -38,7 +38,7 @@ from gristmill.dataprep.llm.batch_requests import (
     ask_tasks,
     count_judged,
 )
-from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_template
+from gristmill.dataprep.llm.prompt_templates import PromptTemplate, question_template
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
@@ -56,6 +56,7 @@ ARROW = {
     "integer": pa.float64(),
     "boolean": pa.bool_(),
     "string": pa.string(),
+    "array": pa.string(),
 }
 
 
@@ -100,7 +101,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSum
         ConservationError, QuarantineError: see `counts`.
     """
     section = Judge.model_validate(config)
-    template = read_template(section.template, f"judge-{section.rubric}")
+    template = question_template(section)
     template.check(GIVEN)
     results, tallies = ask_tasks(
         JOB,
@@ -155,7 +156,12 @@ def read_prompts(
             "answer_schema": answer_schema,
         }
         prompts.append(
-            template.request(template_values, question.answer, about=document)
+            template.request(
+                template_values,
+                question.answer,
+                about=document,
+                pattern=question.pattern,
+            )
         )
     return ShardPrompts(read, prompts)
 
@@ -203,4 +209,8 @@ def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:
     ]
     if kind in ("number", "integer"):
         values = [None if value is None else float(value) for value in values]
+    if kind == "array":
+        values = [
+            None if value is None else ",".join(map(str, value)) for value in values
+        ]
     return pa.array(values, ARROW[kind])

@@ -14,7 +14,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import Inputs, as_numbers
 from gristmill.dataprep.llm.batch_requests import ShardPrompts, ask_shards
 from gristmill.dataprep.llm.judge import GIVEN, column_of, read_prompts
-from gristmill.dataprep.llm.prompt_templates import read_template
+from gristmill.dataprep.llm.prompt_templates import question_template
 from gristmill.dataprep.llm.prompting import Answer
 from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.mixtures.steps.quality import Judge
@@ -59,7 +59,7 @@ def ask_scores(
             received are stored.
         TemplateProblemError: the template cannot be used.
     """
-    template = read_template(judge.template, f"judge-{judge.rubric}")
+    template = question_template(judge)
     template.check(GIVEN)
     rows_by_shard = {
         shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)

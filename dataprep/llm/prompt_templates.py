@@ -15,6 +15,7 @@ from typing import Any
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.llm.prompting import Request, Schema, prompt
+from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.yaml_text import unknown_name, why_unreadable
 
 FOLDER = Path(__file__).parent / "templates"
@@ -100,14 +101,28 @@ class PromptTemplate:
         schema: Schema | None = None,
         number: int = 0,
         about: str | None = None,
+        pattern: str | None = None,
     ) -> Request | str:
         """Render the template as a request (see `prompting.Request`), or return the
         reason that it cannot be rendered.
         """
         try:
-            return prompt(self.fill(values), schema, number=number, about=about)
+            return prompt(
+                self.fill(values), schema, number=number, about=about, pattern=pattern
+            )
         except TemplateProblemError as error:
             return str(error)
+
+
+def question_template(question: Question) -> PromptTemplate:
+    """Template of a question: its own text, that of its file, or a shipped one.
+
+    Raises:
+        TemplateProblemError: the file cannot be read.
+    """
+    if question.prompt is not None:
+        return PromptTemplate("prompt", question.prompt)
+    return read_template(question.template, f"judge-{question.rubric}")
 
 
 def shipped(name: str) -> PromptTemplate:

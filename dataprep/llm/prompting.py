@@ -29,6 +29,8 @@ class Request:
         messages: conversation that the model continues.
         ids: tokens to score instead, in vLLM's completions API.
         schema: JSON schema of the answer; any text if None.
+        pattern: regular expression of an answer that is not JSON, with a group for each
+            property of the schema.
         number: index among several answers to the same prompt.
         about: ids of the documents that the prompt is about, in hexadecimal, separated
             by blanks: forgetting one of them forgets the answer.
@@ -39,6 +41,7 @@ class Request:
     number: int = 0
     about: str | None = None
     ids: Sequence[int] = ()
+    pattern: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,11 @@ def prompt(
     schema: Schema | None = None,
     number: int = 0,
     about: str | None = None,
+    pattern: str | None = None,
 ) -> Request:
     """Request with one user message."""
-    return Request([{"role": "user", "content": text}], schema, number, about)
+    messages: list[Message] = [{"role": "user", "content": text}]
+    return Request(messages, schema, number, about, pattern=pattern)
 
 
 def read_json_answer(text: str, schema: Schema) -> tuple[Any, str | None]:
@@ -89,6 +94,24 @@ def read_json_answer(text: str, schema: Schema) -> tuple[Any, str | None]:
             return value, None
         first = first or f"{error.json_path}: {shorten(error.message)}"
     return None, first or "there is no JSON object in it"
+
+
+def read_pattern_answer(
+    text: str, pattern: str, schema: Schema
+) -> tuple[Any, str | None]:
+    """Read the properties that the groups of a pattern match; return them and their
+    problem, as of `read_json_answer`.
+    """
+    match = re.fullmatch(pattern, text.strip())
+    if match is None:
+        return None, f"it does not match `pattern`: {shorten(text)}"
+    read = {"integer": int, "number": float}
+    values = {
+        name: read.get(schema["properties"][name]["type"], str)(value)
+        for name, value in match.groupdict().items()
+        if value is not None
+    }
+    return read_json_answer(json.dumps(values), schema)
 
 
 @lru_cache(maxsize=16)
@@ -135,6 +158,16 @@ def json_schema_problem(schema: Schema) -> str | None:
     except SchemaError as error:
         return f"{error.json_path}: {shorten(error.message)}"
     return None
+
+
+def pattern_problem(pattern: str, schema: Schema) -> str | None:
+    """Problem of a pattern of answers, or None."""
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as error:
+        return f"it is not a regular expression: {error}"
+    unknown = sorted(groups.keys() ^ schema["properties"].keys())
+    return f"its groups are not the properties: {unknown}" if unknown else None
 
 
 def shorten(text: str) -> str:

@@ -35,6 +35,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "new": "gristmill new mine.yaml --source web=crawl/ --source books.jsonl "
         "--language en",
         "recipes": "gristmill recipes fineweb",
+        "annotators": "gristmill annotators fineweb-edu",
         "try": 'gristmill try ./mine.py:is_recipe --on "data/*.jsonl"',
         "lock": "gristmill lock mine.yaml",
         "schema": "gristmill schema",

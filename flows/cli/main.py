@@ -16,6 +16,7 @@ import warnings
 import gristmill.flows.cli.run
 import gristmill.flows.cli.demo
 import gristmill.flows.cli.recipes
+import gristmill.flows.cli.annotators
 import gristmill.flows.cli.questions
 import gristmill.flows.cli.look
 import gristmill.flows.cli.data

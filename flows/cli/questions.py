@@ -142,14 +142,29 @@ def whatif(
         int,
         Option(metavar="N", help="Documents shown on each side of a threshold.", min=0),
     ] = 20,
+    scores: Annotated[
+        str | None,
+        Option(
+            metavar="COLUMNS",
+            help="Compare columns of numbers, separated by commas: rank correlation, "
+            "overlap of the top share, and the AUC of the source's mean alone.",
+        ),
+    ] = None,
+    top: Annotated[
+        float,
+        Option(metavar="SHARE", help="Top share for --scores.", min=0.0, max=1.0),
+    ] = 0.1,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what other thresholds would keep, from stored measurements: --set
     filter.gopher_quality.min_words=40.
 
-    Without --set, list what each threshold drops, and what nearby values would drop.
+    Without --set, list what each threshold drops, and what nearby values would drop;
+    --scores quality,edu says how far scores agree.
     """
+    from gristmill.flows.questions.find_documents import committed_corpus
+    from gristmill.flows.questions.score_agreement import compare_scores
     from gristmill.flows.questions.whatif import (
         compare,
         print_thresholds,
@@ -159,6 +174,10 @@ def whatif(
     from gristmill.flows.stages.registry import TOKENIZE
 
     before = open_or_exit(manifest, None, store)
+    if scores is not None:
+        agreement = compare_scores(committed_corpus(before), scores.split(","), top)
+        print_json(agreement) if as_json else agreement.show()
+        return
     after = open_or_exit(manifest, set_, store)
     if not set_:
         threshold_rows = thresholds(before)

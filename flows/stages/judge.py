@@ -27,7 +27,7 @@ def asked_recipe(section: Question | JudgePairs, settings: Recipe) -> Recipe:
     from gristmill.dataprep.llm.prompt_templates import shipped
 
     settings = {**settings, "model": without(settings["model"], *HOW)}
-    if section.template is not None:
+    if section.template is not None or settings.get("prompt") is not None:
         return settings
     if isinstance(section, Question):
         name = f"judge-{section.rubric}"
@@ -43,14 +43,18 @@ def wrong_question(section: Question, place: Location) -> Problems:
     from gristmill.dataprep.llm.judge import GIVEN
     from gristmill.dataprep.llm.prompt_templates import (
         TemplateProblemError,
-        read_template,
+        question_template,
     )
-    from gristmill.dataprep.llm.prompting import json_schema_problem
+    from gristmill.dataprep.llm.prompting import json_schema_problem, pattern_problem
 
     if (problem := json_schema_problem(section.answer)) is not None:
         yield (*place, "answer"), problem
+    if section.pattern is not None:
+        problem = pattern_problem(section.pattern, section.answer)
+        if problem is not None:
+            yield (*place, "pattern"), problem
     try:
-        read_template(section.template, f"judge-{section.rubric}").check(GIVEN)
+        question_template(section).check(GIVEN)
     except TemplateProblemError as error:
         yield (*place, "template"), str(error)
 

@@ -15,14 +15,20 @@ from typing import Literal
 from pydantic import Field
 from pydantic.json_schema import JsonSchemaValue
 
-from gristmill.mixtures.base import Judging, OutsidePath, Positive, Section
+from gristmill.mixtures.base import (
+    Judging,
+    Omissible,
+    OutsidePath,
+    Positive,
+    Section,
+)
 from gristmill.mixtures.columns import Column, check_column
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.yaml_text import unknown_name
 
 PREFIX = "judge_"
 """Prefix of the judge's columns."""
-TYPES = ("number", "integer", "boolean", "string")
+TYPES = ("number", "integer", "boolean", "string", "array")
 SCORE: JsonSchemaValue = {
     "type": "object",
     "properties": {
@@ -46,14 +52,23 @@ class Question(Section):
     """A file with your own question instead, as a Jinja template of `text`, `source`,
     `locator`, `url`, `metadata` and `answer_schema`.
     """
+    prompt: Omissible[str | None] = None
+    """The text of such a template instead of a file."""
+    pattern: Omissible[str | None] = None
+    """Regular expression with a group for each property (`(?P<verdict>safe|unsafe)`),
+    for a model that does not answer in JSON. The whole answer must match.
+    """
     answer: JsonSchemaValue = Field(default_factory=lambda: dict(SCORE))
     """JSON schema of the answers. Its properties become columns: `score` is
-    `judge_score`. If absent, `score`, a number from 0 to 5, and `reason`.
+    `judge_score`; the items of an array are joined by commas. If absent, `score`, a
+    number from 0 to 5, and `reason`.
     """
     characters: Positive = 8000
     """Characters of a document that the judge reads, from the beginning."""
 
     def _problems(self) -> Iterator[str]:
+        if self.template is not None and self.prompt is not None:
+            yield "`template` and `prompt` are both the question; give one of them"
         properties = self.answer.get("properties")
         if (
             self.answer.get("type") != "object"
@@ -83,7 +98,7 @@ class Question(Section):
         return [
             name
             for name, of in self.answer["properties"].items()
-            if of["type"] != "string"
+            if of["type"] not in ("string", "array")
         ]
 
 
@@ -92,6 +107,10 @@ class Judge(Question, Judging):
     answers; see docs/judges.md.
     """
 
+    preset: Omissible[str | None] = Field(default=None, exclude=True)
+    """Name of a ready judge (`gristmill annotators`), or `FILE#NAME`, whose settings
+    stand for those that are absent here.
+    """
     model: AskedModel
     """The model that judges."""
     min: dict[Column, int | float] = Field(default_factory=dict)

@@ -71,6 +71,10 @@ class Annotate(Measuring, BuiltInOrOwn):
     """
 
     added = ("model",)
+    preset: Omissible[str | None] = Field(default=None, exclude=True)
+    """Name of a ready annotator (`gristmill annotators`), or `FILE#NAME`, whose settings
+    stand for those that are absent here.
+    """
     use: Omissible[OwnFunction | None] = None
     """A function of your own: `./FILE.py:NAME`, a file beside the manifest, or
     `PACKAGE.MODULE:NAME`, installed.

@@ -26,6 +26,9 @@ from gristmill.mixtures.steps.quality import Classifier
 from tests.dataprep.document_shards import rewrite_texts
 from tests.dataprep.own_steps import written
 from tests.dataprep.small_models import (
+    MOST_TOKENS,
+    SPECIAL,
+    WORDS,
     plain_logits,
     random_texts,
     write_classifier,
@@ -128,6 +131,43 @@ def test_classes_are_columns_beside_the_likeliest_class(
 
 
 @pytest.mark.slow
+def test_head_on_the_first_token_is_that_of_nvidias_classifiers(
+    run_step: Run, domains: Path, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(domains)
+    torch.manual_seed(3)
+    encoder, head = AutoModel.from_config(config), torch.nn.Linear(16, len(CLASSES))
+    folder = tmp_path / "nvidia"
+    write_tokenizer(folder)
+    tensors = {f"model.{name}": part for name, part in encoder.state_dict().items()}
+    tensors |= {f"fc.{name}": part for name, part in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    described = json.loads((domains / "config.json").read_text())
+    described |= {"base_model": "microsoft/deberta-v3-base", "fc_dropout": 0.2}
+    (folder / "config.json").write_text(
+        json.dumps({**described, "architectures": None})
+    )
+    _, rows = run_step({"model": {"path": str(folder), "name": "d"}}, shards=1)
+    words = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    encoder.eval()
+    for row, text in list(zip(rows, TEXTS, strict=True))[:12]:
+        ids = [2, *(words[word] for word in text.split()[: MOST_TOKENS - 2]), 3]
+        with torch.inference_mode():
+            states = encoder(input_ids=torch.tensor([ids])).last_hidden_state
+            expected = head(states[0, 0]).softmax(0).tolist()
+        columns = [row["d_Science"], row["d_Sports_Games"], row["d_News"]]
+        assert columns == pytest.approx(expected, abs=0.0005 + BOUND)
+        assert row["d"] == CLASSES[int(np.argmax(expected))]
+    del tensors["model.encoder.layer.0.output.dense.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelFolderError, match=r"output\.dense\.weight"):
+        load_scorer(ScoringModel(path=str(folder)), "other")
+
+
 def test_classes_can_be_selected_and_scored_as_logits(
     run_step: Run, domains: Path
 ) -> None:

@@ -22,6 +22,7 @@ from gristmill.dataprep.llm import client as llm_client
 from gristmill.dataprep.llm import judge
 from gristmill.dataprep.llm.client import BudgetSpentError
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, TemplateProblemError
+from gristmill.mixtures.annotators import read_annotators
 from gristmill.mixtures.steps.judge import Judge
 from tests.chat_endpoint import Cut, Does, Drop, Endpoint, Raw, Refuse
 from tests.dataprep.own_steps import TEXTS, write_documents, written
@@ -137,6 +138,38 @@ def test_custom_template_and_answer_schema(
         1.0,
     )
     assert summary.counts["kept"] == 10
+
+
+def test_answers_of_a_classifier_match_a_pattern(
+    run_judge: RunJudge, endpoint: Endpoint
+) -> None:
+    answers = iter(["safe", "unsafe\nS1,S10", "perhaps", "safe", "safe"])
+    endpoint.behaviour = lambda asked, before: next(answers)
+    settings = read_annotators()["llama-guard-3"].judge
+    assert settings is not None
+    model = {"endpoint": endpoint.url, "model": "guard", "concurrency": 1}
+    summary, rows = run_judge(shards=1, unusable="pass", **{**settings, "model": model})
+    assert [row["judge_verdict"] for row in rows] == [
+        "safe",
+        "unsafe",
+        None,
+        "safe",
+        "safe",
+    ]
+    assert rows[1]["judge_hazards"] == "S1,S10"
+    assert summary.unusable == 1
+    assert len(endpoint.bodies) == 5  # no answer is asked for again
+
+
+def test_arrays_are_joined(run_judge: RunJudge, endpoint: Endpoint) -> None:
+    endpoint.behaviour = lambda asked, before: json.dumps({"kinds": ["a", "b"]})
+    answer = {
+        "type": "object",
+        "properties": {"kinds": {"type": "array", "items": {"type": "string"}}},
+    }
+    _, rows = run_judge(prompt="<{{ text }}>", answer=answer)
+    assert {row["judge_kinds"] for row in rows} == {"a,b"}
+    assert endpoint.bodies[0]["messages"][0]["content"].startswith("<")
 
 
 def test_document_without_a_usable_answer_is_quarantined_or_passes(

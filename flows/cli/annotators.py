@@ -1,0 +1,77 @@
+"""Command `annotators`: the presets of `annotate`, `judge` and `filter`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, echo
+
+from gristmill.flows.cli.application import JsonOption, app, print_json
+
+if TYPE_CHECKING:
+    from gristmill.mixtures.annotators import Annotator
+
+
+@app.command()
+def annotators(
+    name: Annotated[
+        str | None,
+        Argument(
+            metavar="[NAME]",
+            help="Show this one: labels, licence, cost, agreement, and the step.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List published models and rules that annotate documents, or show one."""
+    from gristmill.flows.cli.application import fail
+    from gristmill.flows.pages.terminal_tables import plain_table
+    from gristmill.flows.running.terminal import plain_console
+    from gristmill.mixtures.annotators import read_annotators
+    from gristmill.mixtures.yaml_text import unknown_name
+
+    presets = read_annotators()
+    if name is not None and name not in presets:
+        fail(f"there is no {unknown_name(name, presets)}")
+    if as_json:
+        chosen = presets if name is None else {name: presets[name]}
+        print_json(
+            {
+                key: {**annotator.model_dump(exclude_none=True), "cost": annotator.cost}
+                for key, annotator in chosen.items()
+            }
+        )
+    elif name is not None:
+        echo("\n".join(described(name, presets[name])))
+    else:
+        table = plain_table(("annotator", False), ("step", False), ("", False))
+        for key, annotator in presets.items():
+            table.add_row(key, annotator.step, annotator.about)
+        plain_console().print(table)
+
+
+def described(name: str, annotator: Annotator) -> list[str]:
+    """Lines about a preset, with the step that uses it."""
+    import yaml
+
+    facts = {
+        "licence": annotator.licence or (annotator.weights and "see its model card"),
+        "languages": annotator.languages,
+        "agreement": annotator.agreement,
+        "source": annotator.source,
+        "million documents": annotator.cost,
+    }
+    lines = [annotator.about, ""]
+    lines += [f"{key}: {value}" for key, value in facts.items() if value]
+    lines += ["", "columns:"]
+    lines += [f"  {column}: {values}" for column, values in annotator.labels.items()]
+    weights = f"hf://{annotator.weights}@COMMIT"
+    steps = {
+        "annotate": f"{{preset: {name}, model: {weights}}}",
+        "judge": f"{{preset: {name}, model: {{folder: {weights}}}}}",
+        "filter": yaml.safe_dump(annotator.filter, default_flow_style=True).strip(),
+    }
+    lines += ["", "prepare:", f"  - {annotator.step}: {steps[annotator.step]}"]
+    lines += [f"needs {key}: {origin}" for key, origin in annotator.give.items()]
+    return lines
