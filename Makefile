@@ -50,7 +50,7 @@ deprecations: .venv/developing
 # Licences: none is unknown or a GPL. Left out is what a person has looked up: three packages that do not say theirs
 # (.ci/licences.yaml), one under the LGPL, and two that may be used under another licence than the GPL they name.
 LICENCES := build/audit/bin/pip-licenses --python $(BIN)/python --with-system
-LOOKED_UP := cuda-toolkit kenlm torchao chardet text-unidecode tld
+LOOKED_UP := cuda-toolkit kenlm mlcroissant torchao chardet text-unidecode tld
 check: .venv/developing build/typecheck build/audit/installed build/deploy/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from gristmill.dataprep.exporting import croissant_rai
 from gristmill.dataprep.exporting.dataset_card import About, Exported
+from gristmill.dataprep.exporting.origins import Origin
 from gristmill.mixtures.schema.evaluation import Documents
+from gristmill.mixtures.spdx import UNKNOWN
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 JsonLd = dict[str, object]
@@ -24,13 +28,19 @@ PARQUET = "application/x-parquet"
 """Media type of Parquet in the hub's own metadata and mlcroissant."""
 
 
-def croissant(about: About, section: Documents, exported: Exported) -> JsonLd:
-    """Content of `croissant.json`: every file with its checksum, and the columns of the
-    rows.
+def croissant(
+    about: About,
+    section: Documents,
+    exported: Exported,
+    origins: Sequence[Origin] = (),
+) -> JsonLd:
+    """Content of `croissant.json`: every file with its checksum, the columns of the
+    rows, and the fields of responsible AI.
+
+    Args:
+        origins: of the sources; empty if not looked up.
     """
-    licences = sorted(
-        {source["licence"] or "not stated" for source in exported.sources}
-    )
+    licences = sorted({licence_url(row["licence"]) for row in exported.sources})
     sources = [source["name"] for source in about["sources"]]
     selection = "dropped by the steps" if section.dropped else "kept by every step"
     files = [
@@ -70,7 +80,7 @@ def croissant(about: About, section: Documents, exported: Exported) -> JsonLd:
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
-        "conformsTo": CONFORMS_TO,
+        "conformsTo": [CONFORMS_TO, croissant_rai.CONFORMS_TO],
         "name": about["name"],
         "description": f"{exported.documents:,} documents {selection} of the "
         f"gristmill run {about['name']}, with "
@@ -80,6 +90,7 @@ def croissant(about: About, section: Documents, exported: Exported) -> JsonLd:
         "url": "README.md",
         "keywords": ["text", "language modelling", *exported.languages],
         "version": "1.0.0",
+        **croissant_rai.responsible_ai(about, section, exported, origins),
         "distribution": [*files, file_set],
         "recordSet": [
             {
@@ -93,6 +104,14 @@ def croissant(about: About, section: Documents, exported: Exported) -> JsonLd:
             }
         ],
     }
+
+
+def licence_url(expression: str) -> str:
+    """Address of an SPDX licence; an expression of several, or without one, as it is."""
+    is_listed = re.fullmatch(r"[A-Za-z0-9.+-]+", expression) and expression != UNKNOWN
+    if not is_listed or expression.startswith("LicenseRef-"):
+        return expression
+    return f"https://spdx.org/licenses/{expression}"
 
 
 def data_type(kind: str) -> str:

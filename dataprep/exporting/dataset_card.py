@@ -16,25 +16,15 @@ from typing import Any, TypedDict
 import yaml
 
 from gristmill.dataprep.conservation import ranked
+from gristmill.dataprep.exporting.origins import Origin
 from gristmill.mixtures.schema.evaluation import Documents
+from gristmill.mixtures.spdx import UNKNOWN
 
 SIZES = (
     "n<1K 1K<n<10K 10K<n<100K 100K<n<1M 1M<n<10M 10M<n<100M 100M<n<1B 1B<n<10B "
     "10B<n<100B 100B<n<1T n>1T".split()
 )
 """Size categories of the hub: each is ten times the one before."""
-HUB_LICENCES = {
-    "cc0": "cc0-1.0",
-    "cc0-1-0": "cc0-1.0",
-    "publicdomain": "pddl",
-    "cc-by": "cc-by-4.0",
-    "cc-by-sa": "cc-by-sa-4.0",
-    "apache": "apache-2.0",
-    "apache-2": "apache-2.0",
-    "odc-by-1-0": "odc-by",
-    "mit-license": "mit",
-}
-"""Common spellings -> names of the hub."""
 KNOWN_LICENCES = frozenset(
     "apache-2.0 mit cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 "
     "cc-by-sa-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-nc-nd-4.0 odc-by "
@@ -107,12 +97,20 @@ class ExportedColumn(TypedDict):
 
 
 class ExportedSource(TypedDict):
-    """Exported documents of a source with the same licence."""
+    """Exported documents of a source with the same licence.
+
+    Attributes:
+        licence: SPDX expression, or `unknown`.
+        tokens: of the texts, if they are counted.
+        share: of the `basis` of the export.
+    """
 
     source: str
-    licence: str | None
+    licence: str
     documents: int
     text_bytes: int
+    tokens: int | None
+    share: float
 
 
 class FunnelStep(TypedDict):
@@ -148,6 +146,7 @@ class Exported:
         files: name -> file.
         format, dropped, where: of the selection.
         identity: of the export; None for the stage.
+        basis: of the shares of `sources`: text, tokens, or the tokens of the mixture.
     """
 
     documents: int
@@ -162,10 +161,20 @@ class Exported:
     dropped: bool
     where: str | None
     identity: str | None = None
+    basis: str = "text"
 
 
-def card(about: About, section: Documents, exported: Exported) -> str:
-    """README.md of a folder that `datasets.load_dataset` can load."""
+def card(
+    about: About,
+    section: Documents,
+    exported: Exported,
+    origins: Sequence[Origin] = (),
+) -> str:
+    """README.md of a folder that `datasets.load_dataset` can load.
+
+    Args:
+        origins: of the sources; empty if not looked up.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     # of `gristmill export-documents`
@@ -190,49 +199,92 @@ def card(about: About, section: Documents, exported: Exported) -> str:
         return ", ".join(parts) or "nothing"
 
     def setting(value: Any) -> str:
-        text = (
-            value
-            if isinstance(value, str)
-            else json.dumps(value, ensure_ascii=False, sort_keys=True)
-        )
-        if len(text) > MOST_SETTINGS_CHARS:
-            text = f"{text[:MOST_SETTINGS_CHARS]} ..."
-        return f"`{' '.join(text.split()).replace('`', chr(39))}`"
+        return f"`{setting_text(value).replace('`', chr(39))}`"
 
     environment.filters |= {
         "number": "{:,}".format,
         "reasons": reasons,
         "setting": setting,
     }
-    failed = [step["dropped"].get("quarantine", 0) for step in exported.funnel]
     return environment.get_template("dataset_card.md.jinja").render(
         about=about,
         section=section,
         exported=exported,
         header=_header(about, exported),
-        limits=LIMITS,
+        limits=known_limits(about, section, exported),
         most_languages=MOST_LANGUAGES,
-        num_failed=sum(failed),
-        is_masked=any(
-            key.partition(".")[0] == "mask"
-            for step in about["steps"]
-            for key, _ in step["settings"]
-        ),
+        origins=origins,
         options=options,
     )
 
 
-def hub_licence(licence: str | None) -> str:
-    """Hub name of a licence: `unknown` if it is None, `other` if the hub has no name
-    for it.
-    """
-    if licence is None:
-        return "unknown"
-    spelling = re.sub(r"[\s_]+", "-", licence.strip().lower())
-    name = HUB_LICENCES.get(
-        spelling.replace(".", "-"), HUB_LICENCES.get(spelling, spelling)
+def setting_text(value: Any) -> str:
+    """Value of a setting in one line, cut if it is long."""
+    text = (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, sort_keys=True)
     )
-    return name if name in KNOWN_LICENCES else "other"
+    if len(text) > MOST_SETTINGS_CHARS:
+        text = f"{text[:MOST_SETTINGS_CHARS]} ..."
+    return " ".join(text.split())
+
+
+def masks_personal_data(about: About) -> str:
+    """Sentence on the treatment of personal data by the steps."""
+    is_masked = any(
+        key.partition(".")[0] == "mask"
+        for step in about["steps"]
+        for key, _ in step["settings"]
+    )
+    return (
+        "Personal data were masked by patterns, which miss what they do not know."
+        if is_masked
+        else "Personal data were not removed."
+    )
+
+
+def known_limits(about: About, section: Documents, exported: Exported) -> list[str]:
+    """Sentences on what the steps did not do, or cannot."""
+    limits = [
+        sentence
+        for column, sentence in LIMITS.items()
+        if column not in exported.measured
+    ]
+    limits.append(masks_personal_data(about))
+    unknown = sum(
+        source["share"] for source in exported.sources if source["licence"] == UNKNOWN
+    )
+    if unknown:
+        limits.append(f"{unknown:.1%} of the {exported.basis} has no known licence.")
+    if exported.languages:
+        limits.append(
+            "Languages are what a model says, and wrong more often for short texts."
+        )
+    failed = sum(step["dropped"].get("quarantine", 0) for step in exported.funnel)
+    if failed:
+        limits.append(
+            f"{failed:,} documents could not be judged by a step and are counted as "
+            "dropped (`quarantine`)."
+        )
+    if section.dropped:
+        limits.append(
+            "These documents were dropped: they are for looking at the rules, not for "
+            "training."
+        )
+    return [
+        *limits,
+        "The rules are heuristics: they keep some bad text and drop some good.",
+    ]
+
+
+def hub_licence(expression: str) -> str:
+    """Hub name of an SPDX expression; `other` if the hub has no name for it."""
+    if expression == UNKNOWN:
+        return UNKNOWN
+    name = re.sub(r"-(only|or-later)$", "", expression.lower())
+    names = (name, name.removesuffix("-1.0"))
+    return next((name for name in names if name in KNOWN_LICENCES), "other")
 
 
 def size_category(documents: int) -> str:
@@ -243,7 +295,7 @@ def size_category(documents: int) -> str:
 def _header(about: About, exported: Exported) -> str:
     licences = sorted(
         {hub_licence(source["licence"]) for source in exported.sources}
-    ) or ["unknown"]
+    ) or [UNKNOWN]
     languages = [
         language for language in exported.languages if LANGUAGE_CODE.match(language)
     ]
@@ -254,11 +306,12 @@ def _header(about: About, exported: Exported) -> str:
         "size_categories": [size_category(exported.documents)],
         "task_categories": ["text-generation"],
         "tags": ["gristmill"],
-        "configs": [
+    }
+    if exported.files:
+        header["configs"] = [
             {
                 "config_name": "default",
                 "data_files": [{"split": "train", "path": "data/train-*.parquet"}],
             }
-        ],
-    }
+        ]
     return yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip()

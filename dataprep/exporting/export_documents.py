@@ -52,6 +52,7 @@ from gristmill.dataprep.exporting.dataset_card import (
     FunnelStep,
     card,
 )
+from gristmill.dataprep.licences.shares import expressions, licence_column
 from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
@@ -130,12 +131,13 @@ class MeasuredShard(TypedDict):
     Attributes:
         read: all documents of the shard.
         drops: step, reason and number of dropped documents.
-        sources: source, licence, number and size of the selected documents.
+        sources: source, licence (an SPDX expression, or `unknown`), number and size of
+            the selected documents.
     """
 
     read: int
     drops: list[tuple[str, str, int]]
-    sources: list[tuple[str, str | None, int, int]]
+    sources: list[tuple[str, str, int, int]]
     languages: dict[str, int]
 
 
@@ -252,7 +254,16 @@ def measure_shard(
     """Count drops and sources of a shard's documents, and write the sizes of the
     selected texts.
     """
-    outcomes = corpus.read(task.name, ["source", "dropped_by", "reason"], kept=None)
+    result, lengths = count_shard(corpus, task.name, section)
+    write_bytes(out / f"{task.name}.npy", array_bytes(lengths))
+    return Done([out / f"{task.name}.npy"], result)
+
+
+def count_shard(
+    corpus: Corpus, shard: str, section: Documents
+) -> tuple[MeasuredShard, np.ndarray]:
+    """Counts of a shard, and the size of each selected text."""
+    outcomes = corpus.read(shard, ["source", "dropped_by", "reason"], kept=None)
     language = next(
         (
             name
@@ -261,10 +272,10 @@ def measure_shard(
         ),
         None,
     )
-    columns = ["source", "licence", TEXT, *([language] if language else [])]
-    selected = corpus.read(task.name, columns, not section.dropped, section.where)
+    licence = licence_column(corpus)
+    columns = ["source", licence, TEXT, *([language] if language else [])]
+    selected = corpus.read(shard, columns, not section.dropped, section.where)
     lengths = pc.binary_length(selected[TEXT]).to_numpy().astype(np.int64)
-    write_bytes(out / f"{task.name}.npy", array_bytes(lengths))
     drops = Counter(
         zip(
             outcomes["dropped_by"].to_pylist(),
@@ -273,7 +284,9 @@ def measure_shard(
         )
     )
     sources = (
-        selected.append_column("size", pa.array(lengths))
+        selected.select(["source"])
+        .append_column("licence", expressions(selected[licence]))
+        .append_column("size", pa.array(lengths))
         .group_by(["source", "licence"])
         .aggregate([([], "count_all"), ("size", "sum")])
         .select(["source", "licence", "count_all", "size_sum"])
@@ -285,7 +298,14 @@ def measure_shard(
         sources=[(*row.values(),) for row in sources.to_pylist()],
         languages=dict(Counter(languages)),
     )
-    return Done([out / f"{task.name}.npy"], result)
+    return result, lengths
+
+
+def describe_documents(corpus: Corpus, section: Documents) -> Exported:
+    """Description of the selected documents, without writing them."""
+    results = [count_shard(corpus, shard, section)[0] for shard in corpus.shards]
+    columns = section.columns or corpus.columns
+    return _exported(corpus, section, columns, results, {}, None)
 
 
 def plan_files(sizes: Iterable[np.ndarray], shard_bytes: int) -> list[Cut]:
@@ -488,8 +508,8 @@ def _exported(
         for step, reason, number in shard["drops"]:
             drops[step, reason] += number
         for source, licence, number, size in shard["sources"]:
-            documents[source, licence or ""] += number
-            text_bytes[source, licence or ""] += size
+            documents[source, licence] += number
+            text_bytes[source, licence] += size
     remaining = sum(shard["read"] for shard in measure_results)
     funnel: list[FunnelStep] = []
     for step in corpus.steps:
@@ -514,14 +534,18 @@ def _exported(
     sources: list[ExportedSource] = [
         {
             "source": source,
-            "licence": licence or None,
+            "licence": licence,
             "documents": documents[source, licence],
             "text_bytes": text_bytes[source, licence],
+            "tokens": None,
+            "share": text_bytes[source, licence] / max(text_bytes.total(), 1),
         }
         for source, licence in sorted(documents)
     ]
     return Exported(
-        documents=sum(file["documents"] for file in files.values()),
+        documents=sum(file["documents"] for file in files.values())
+        if files
+        else documents.total(),
         text_bytes=text_bytes.total(),
         columns=columns_of_files,
         sources=sources,

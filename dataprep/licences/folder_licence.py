@@ -14,10 +14,12 @@ from email import message_from_string
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from gristmill.dataprep.licences.statements import Statement, join
+from gristmill.dataprep.readers.records import field_of
 from gristmill.mixtures.spdx import spdx_of
 
 MAX_BYTES = 200_000
@@ -30,59 +32,41 @@ _LICENCE_FILE = re.compile(r"(licen[cs]e|copying|unlicense)\b", re.IGNORECASE)
 _COPYRIGHT = re.compile(r"^\W*(copyright|©|\(c\)).*$", re.IGNORECASE | re.MULTILINE)
 _WORD = re.compile(r"\w+")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
-_CLASSIFIER = "License :: "
 
 
-def pyproject(text: str) -> object:
-    """Licence of a pyproject.toml."""
-    content = tomllib.loads(text)
-    licence = content.get("project", {}).get("license")
-    if isinstance(licence, dict):
-        licence = licence.get("text")
-    return licence or content.get("tool", {}).get("poetry", {}).get("license")
-
-
-def cargo(text: str) -> object:
-    """Licence of a Cargo.toml."""
-    return tomllib.loads(text).get("package", {}).get("license")
-
-
-def package_json(text: str) -> object:
-    """Licence of a package.json; older ones have an object with its `type`."""
-    licence = json.loads(text).get("license")
-    return licence.get("type") if isinstance(licence, dict) else licence
-
-
-def pkg_info(text: str) -> object:
-    """Licence of a PKG-INFO: its expression, its name, or its classifiers."""
-    fields = message_from_string(text)
-    stated = [fields[key] for key in ("License-Expression", "License") if fields[key]]
-    stated += [
+def _fields_of_message(text: str) -> dict[str, Any]:
+    """Fields of a PKG-INFO; `licence` is the last part of its classifiers."""
+    message = message_from_string(text)
+    classifiers = [
         value.rpartition(" :: ")[2]
-        for value in fields.get_all("Classifier", [])
-        if value.startswith(_CLASSIFIER)
+        for value in message.get_all("Classifier", [])
+        if value.startswith("License :: ")
     ]
-    return next((value for value in stated if spdx_of(value)), None)
+    return {**dict(message.items()), "licence": " AND ".join(classifiers)}
 
 
-def dataset_card(text: str) -> object:
-    """Licence in the header of a README.md, as data sets of the Hugging Face Hub have
+def _fields_of_card(text: str) -> Any:
+    """Fields in the header of a README.md, as data sets of the Hugging Face Hub have
     it.
     """
     header = _FRONT_MATTER.match(text)
-    content = yaml.safe_load(header[1]) if header else None
-    return content.get("license") if isinstance(content, dict) else None
+    return yaml.safe_load(header[1]) if header else {}
 
 
-PACKAGE_FILES: dict[str, Callable[[str], object]] = {
-    "pyproject.toml": pyproject,
-    "Cargo.toml": cargo,
-    "package.json": package_json,
-    "PKG-INFO": pkg_info,
-    "METADATA": pkg_info,
-    "README.md": dataset_card,
+PACKAGE_FILES: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
+    "pyproject.toml": (
+        tomllib.loads,
+        ("project.license", "project.license.text", "tool.poetry.license"),
+    ),
+    "Cargo.toml": (tomllib.loads, ("package.license",)),
+    "package.json": (json.loads, ("license", "license.type")),
+    "PKG-INFO": (_fields_of_message, ("License-Expression", "License", "licence")),
+    "METADATA": (_fields_of_message, ("License-Expression", "License", "licence")),
+    "README.md": (_fields_of_card, ("license",)),
 }
-"""Files that state a licence, the most certain first."""
+"""Files that state a licence, the most certain first -> their parser, and the fields;
+older package.json have an object.
+"""
 
 
 class FolderLicences:
@@ -117,15 +101,17 @@ def of_folder(folder: Path) -> Statement | None:
             and entry.is_file()
             and entry.stat().st_size <= MAX_BYTES
         }
-    for name, licence_in in PACKAGE_FILES.items():
+    for name, (parse, keys) in PACKAGE_FILES.items():
         if name in names:
             text = (folder / name).read_text(encoding="utf-8", errors="replace")
             try:
-                stated = licence_in(text)
+                fields = parse(text)
+                stated = [field_of(fields, key) for key in keys]
             except (ValueError, AttributeError, yaml.YAMLError):
                 continue  # not a file of that kind
-            if isinstance(stated, str) and (licence := spdx_of(stated)):
-                return Statement(licence, "package")
+            for value in stated:
+                if isinstance(value, str) and (licence := spdx_of(value)):
+                    return Statement(licence, "package")
     texts = [
         (folder / name).read_text(encoding="utf-8", errors="replace")
         for name in sorted(names - PACKAGE_FILES.keys())

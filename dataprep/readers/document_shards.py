@@ -105,10 +105,12 @@ class ReadFiles(Counted):
     Attributes:
         quarantined: the first ones.
         whole: `number`, `records` and `bytes` of intact `files` and `members`.
+        crawls: statements of `warcinfo` records.
     """
 
     source: str
     totals: SourceTotals
+    crawls: list[Mapping[str, str]]
     quarantined: list[QuarantinedRecord]
     warnings: list[str]
     whole: dict[str, dict[str, int]]
@@ -250,6 +252,8 @@ class ShardWriter:
     """
     damaged: list[Damaged] = field(default_factory=list)
     """Files and members with lost records."""
+    crawls: list[Mapping[str, str]] = field(default_factory=list)
+    """Distinct statements of `warcinfo` records."""
     kept: int = 0
     quarantined: int = 0
     shards: int = 0
@@ -305,6 +309,8 @@ class ShardWriter:
             self._note(self._drops, row)
         elif isinstance(record, Skipped):
             self.skipped[record.reason] += 1
+            if record.crawl and record.crawl not in self.crawls:
+                self.crawls.append(record.crawl)
             if record.candidate:
                 self.skipped_candidates[record.reason] += 1
         elif isinstance(record, Ended):

@@ -108,6 +108,8 @@ class SourceReport:
         skipped: items that are not documents, by kind.
         replaced: number of `records` with invalid bytes, and of their `places`.
         lost: estimated records of files that could not be read to their end.
+        formats: of the files.
+        crawls: distinct statements of `warcinfo` records about the crawl of a file.
     """
 
     path: str
@@ -116,6 +118,8 @@ class SourceReport:
     skipped: Mapping[str, int]
     replaced: Mapping[str, int]
     lost: int
+    formats: Sequence[str]
+    crawls: Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -271,6 +275,8 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
                 skipped=totals[name]["skipped"],
                 replaced=totals[name]["replaced"],
                 lost=sum(loss.lost for loss in losses if loss.source == name),
+                formats=sorted({file.format for file in listings[name].files}),
+                crawls=_crawls(name, results),
             )
             for name, source in sources.items()
         },
@@ -282,6 +288,14 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
         add_counts(total["skipped"] for total in totals.values()),
         [*warnings, *(repeat.describe() for repeat in repeats)],
     )
+
+
+def _crawls(source: str, results: Sequence[ReadFiles]) -> list[Mapping[str, str]]:
+    crawls: list[Mapping[str, str]] = []
+    for result in results:
+        if result["source"] == source:
+            crawls += [crawl for crawl in result["crawls"] if crawl not in crawls]
+    return crawls
 
 
 def generated_files(folder: Path) -> Recipe:
@@ -444,6 +458,7 @@ def ingest_task(
         quarantined=writer.first_quarantined,
         warnings=warnings,
         whole={name: {**counted} for name, counted in writer.whole.items()},
+        crawls=writer.crawls,
         damaged=writer.damaged,
     )
     return Done(writer.files, result)

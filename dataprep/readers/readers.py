@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from gristmill.core.files import as_path
+from gristmill.dataprep.licences.page_licence import page_licence
 from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.archives import read_tar, read_zip
 from gristmill.dataprep.readers.binary_formats import format_of_content, how_to_read
@@ -143,6 +144,8 @@ def _read_document(item: Input, reading: Reading, html: bool) -> Iterator[Read]:
     if decoded.encoding != UTF8:
         metadata["encoding"] = decoded.encoding
     text = decoded.text
+    if html:
+        metadata |= page_licence(text)
     if html or reading.split is None:
         chosen = chosen_metadata(metadata, reading)
         yield make_record(1, item.name, text, chosen, decoded.replaced)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.licences.statements import LICENCE, STATED_BY
 from gristmill.dataprep.readers.charsets import (
     AUTO,
     UTF8,
@@ -216,10 +217,12 @@ class Skipped:
         reason: its kind: an HTTP request, an image, a directory.
         candidate: True for kinds that may be documents, such as responses but not
             requests; there is a warning if most candidates of a source are skipped.
+        crawl: statements of a `warcinfo` record about the crawl of its file.
     """
 
     reason: str
     candidate: bool = False
+    crawl: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -406,7 +409,9 @@ def _metadata(row: Fields, reading: Reading) -> Metadata:
 
 def chosen_metadata(values: Metadata, reading: Reading) -> Metadata:
     """Metadata that the source keeps, without empty values."""
-    names = values if reading.metadata is None else reading.metadata
+    names: Iterable[str] = values
+    if reading.metadata is not None:
+        names = (*reading.metadata, LICENCE, STATED_BY)
     return {name: values[name] for name in names if values.get(name) not in (None, "")}
 
 

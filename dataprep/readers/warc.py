@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
+from gristmill.dataprep.licences.page_licence import page_licence
 from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.archive_records import (
     ARC,
@@ -103,6 +104,16 @@ _KINDS = (
     "continuation",
 )
 """Types of records (ISO 28500, 5.5)."""
+CRAWL_FIELDS = (
+    "ispartof",
+    "publisher",
+    "software",
+    "http-header-user-agent",
+    "robots",
+)
+"""Fields of a `warcinfo` record in lower case (ISO 28500, 6.2; not `operator`, which
+often is a person).
+"""
 _TYPE = re.compile(rb"\nwarc-type[ \t]*:[ \t]*([a-z]+)[ \t]*\r?\n")
 _CONTINUED = re.compile(r"\r?\n[ \t]+")
 _ARC_ABOUT = re.compile(r"(.*) ([0-9a-fA-F.:]{3,45}) (\d{14}) .*")
@@ -187,6 +198,8 @@ class _WarcReader:
         """
         type_match = _TYPE.search(stored.header.lower())
         kind = type_match[1].decode("ascii") if type_match else ""
+        if kind == "warcinfo":
+            return Skipped("warcinfo record", crawl=_crawl(stored.block or b""))
         if kind not in ("response", "conversion"):
             return Skipped(f"{kind if kind in _KINDS else 'unknown'} record")
         text = stored.header.decode("utf-8", "replace")
@@ -271,6 +284,8 @@ class _WarcReader:
             metadata["encoding"] = decoded.encoding
         if not decoded.text.strip():
             return Dropped(number, EMPTY, locator)
+        if html:
+            metadata |= page_licence(decoded.text)
         chosen = chosen_metadata(metadata, self.reading)
         return make_record(number, locator, decoded.text, chosen, decoded.replaced)
 
@@ -311,6 +326,14 @@ class _ArcReader(_WarcReader):
         }
         is_http = fields[0].lower().startswith(("http://", "https://"))
         return _Record(headers, is_http)
+
+
+def _crawl(block: bytes) -> dict[str, str]:
+    """Statements of a `warcinfo` record about the crawl, among CRAWL_FIELDS."""
+    lines = block.decode("utf-8", "replace").splitlines()
+    pairs = (line.partition(":") for line in lines)
+    fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    return {name: fields[name] for name in CRAWL_FIELDS if fields.get(name)}
 
 
 def _normalize_line_ends(block: bytes) -> bytes:

@@ -22,6 +22,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "search": 'gristmill search mine.yaml "how bread is baked" --limit 5',
         "query": 'gristmill query mine.yaml "select source, count(*) from documents '
         'group by 1"',
+        "licences": "gristmill licences mine.yaml --json",
         "whatif": "gristmill whatif mine.yaml --set filter.gopher_quality.min_words=40",
         "dialects": "gristmill dialects mine.yaml",
         "trace": "gristmill trace mine.yaml --step 1200",
@@ -39,6 +40,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "try": 'gristmill try ./mine.py:is_recipe --on "data/*.jsonl"',
         "lock": "gristmill lock mine.yaml",
         "schema": "gristmill schema",
+        "publish": "gristmill publish mine.yaml --cards cards/",
         "export-documents": "gristmill export-documents mine.yaml --format parquet "
         "--out clean/",
         "export-tokens": "gristmill export-tokens mine.yaml --format megatron --out "

@@ -386,6 +386,33 @@ def num_bytes(size: str | int) -> int:
     return TypeAdapter(ByteSize).validate_python(size)
 
 
+@app.command()
+def publish(
+    manifest: ManifestArgument,
+    cards: Annotated[
+        Path,
+        Option(
+            metavar="DIR",
+            help="Folder for the cards, such as one of `export-documents --format hf`.",
+        ),
+    ],
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the cards that a publication needs: of the data set and the model,
+    Croissant, and the summary of training content.
+    """
+    from gristmill.flows.report.cards import write_cards
+
+    session = open_or_exit(manifest, set_, store)
+    written = write_cards(session, cards)
+    if as_json:
+        print_json({"folder": str(cards), "files": written})
+        return
+    echo(f"{cards}: {', '.join(written)}")
+
+
 @app.command("export-documents")
 def export_documents(
     manifest: ManifestArgument,

@@ -87,6 +87,30 @@ def search(
 
 
 @app.command()
+def licences(
+    manifest: ManifestArgument,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the licences of the documents by source, with their shares; `unknown` is one
+    of them.
+    """
+    from gristmill.flows.pages.terminal_tables import print_table
+    from gristmill.flows.report.facts import gather_facts
+    from gristmill.flows.report.licence_shares import licence_shares, licence_table
+    from gristmill.flows.running.terminal import plain_console
+
+    session = open_or_exit(manifest, set_, store)
+    shares = licence_shares(session, gather_facts(session, whole=False))
+    if as_json:
+        print_json(asdict(shares))
+        return
+    print_table(plain_console(), licence_table(shares))
+    echo(shares.describe())
+
+
+@app.command()
 def query(
     manifest: ManifestArgument,
     sql: Annotated[

@@ -232,6 +232,19 @@ class StepSummary(Summary):
     skipped: ByName[int] = {}
 
 
+class ReadSource(Summary):
+    """Summary of a source in `ingest`."""
+
+    formats: Sequence[str] = ()
+    crawls: Sequence[ByName[str]] = ()
+
+
+class ReadSources(Summary):
+    """Summary of `ingest`."""
+
+    sources: ByName[ReadSource] = {}
+
+
 class Tokenized(Summary):
     """Summary of `tokenize`."""
 

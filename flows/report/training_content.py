@@ -9,28 +9,39 @@ are filled in; facts that only the provider knows are named as open, never guess
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from gristmill.dataprep.conservation import ranked
+from gristmill.dataprep.exporting.origins import Origin
+from gristmill.dataprep.licences.shares import licence_column
 from gristmill.flows.pages.page_elements import (
     Heading,
     Note,
     Page,
     Part,
     Section,
+    Table,
     flatten,
     table,
 )
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.query import ask
 from gristmill.flows.report.facts import Facts, gather_facts
+from gristmill.flows.report.licence_shares import (
+    licence_shares,
+    licence_table,
+)
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.report import MINUTE
+from gristmill.flows.report.source_origins import source_origins
 from gristmill.flows.running.session import Session
+from gristmill.mixtures.spdx import UNKNOWN, spdx_of
 from gristmill.mixtures.yaml_text import join_first
 
 SIZES = (
@@ -65,7 +76,9 @@ class Group:
     """Kept documents of a source, a language and a licence.
 
     Attributes:
-        source, language, licence: None is not recorded.
+        source: its name.
+        language: None is not recorded.
+        licence: SPDX expression, or `unknown`.
         documents: their number.
         bytes: of UTF-8 of their texts.
         addressed: documents with an address.
@@ -73,7 +86,7 @@ class Group:
 
     source: str
     language: str | None
-    licence: str | None
+    licence: str
     documents: int
     bytes: int
     addressed: int
@@ -89,11 +102,17 @@ def training_content(session: Session) -> Page:
     corpus = committed_corpus(session)
     language = "language" if "language" in corpus.schema.names else "NULL"
     sql = (
-        f"SELECT source, {language} AS language, licence, count(*), sum(strlen(text)), "
-        "count(url) FROM documents WHERE kept GROUP BY ALL ORDER BY ALL"
+        f"SELECT source, {language} AS language, {licence_column(corpus)} AS licence, "
+        "count(*), sum(strlen(text)), count(url) FROM documents WHERE kept GROUP BY ALL "
+        "ORDER BY ALL"
     )
     with ask(corpus, sql) as answer:
-        groups = [Group(*row) for row in answer.rows()]
+        groups = [
+            Group(source, language, spdx_of(licence or "") or UNKNOWN, *numbers)
+            for source, language, licence, *numbers in answer.rows()
+        ]
+    origins = source_origins(session, facts)
+    shares = licence_shares(session, facts)
     steps = [
         [row.stage, row.read, row.kept, ", ".join(sorted(row.dropped))]
         for row in facts.funnel
@@ -118,8 +137,12 @@ def training_content(session: Session) -> Page:
         ]
     )
     sections = [
-        _general(session, facts, groups),
-        *_sources(session, facts, groups),
+        _general(session, facts, groups, origins),
+        *_sources(session, facts, groups, origins),
+        Section(
+            "Licences of the sources of data",
+            flatten([shares.describe(), licence_table(shares)]),
+        ),
         Section("3. Aspects of data processing", processing),
     ]
     note = (
@@ -130,7 +153,9 @@ def training_content(session: Session) -> Page:
     return Page(f"Training content of {session.manifest.name}", sections, note=note)
 
 
-def _general(session: Session, facts: Facts, groups: Sequence[Group]) -> Section:
+def _general(
+    session: Session, facts: Facts, groups: Sequence[Group], origins: Sequence[Origin]
+) -> Section:
     manifest = session.manifest
     size = NOT_RECORDED
     if facts.packed is not None:
@@ -160,16 +185,19 @@ def _general(session: Session, facts: Facts, groups: Sequence[Group]) -> Section
         read = facts.trained(name).tokens
         if read is not None:
             rows.append([f"tokens read by {name}", f"{read:,}"])
+    days = [origin.last_day for origin in origins if origin.period is not None]
     rows += [
         ["documents kept", f"{sum(group.documents for group in groups):,}"],
         ["languages", _most_frequent("language", groups)],
-        ["latest date of acquisition", OPEN],
+        ["latest date of acquisition", max(days, default=OPEN)],
         ["linguistic and demographic characteristics", OPEN],
     ]
     return Section("1. General information", [table({"": "", "value": ""}, rows)])
 
 
-def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Section]:
+def _sources(
+    session: Session, facts: Facts, groups: Sequence[Group], origins: Sequence[Origin]
+) -> list[Section]:
     manifest = session.manifest
     mixed = {row.source: [row.tokens, row.share] for row in mixture_rows(facts)}
     unmixed = [None, None]
@@ -180,6 +208,8 @@ def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Se
         kind = "set"
         if name in manifest.document_sources:
             path = str(manifest.document_sources[name].path)
+            if "://" not in path:  # says nothing of the machine
+                path = os.path.relpath(path, Path(session.manifest_file).parent)
         else:
             parents = manifest.generated_sources[name].generate.parents
             path = f"from {', '.join(parents)}"
@@ -203,7 +233,7 @@ def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Se
         )
     for name, source in manifest.token_sources.items():
         use = [None, None, *mixed.get(name, unmixed), NOT_RECORDED]
-        licence = source.licence or NOT_RECORDED
+        licence = spdx_of(source.licence or "") or UNKNOWN
         kinds["set"].append([name, source.tokens, *use, licence])
     examples = [
         [
@@ -218,9 +248,11 @@ def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Se
         [
             Heading("2.1 and 2.2 Data sets, public and private"),
             table(SOURCE_COLUMNS, kinds["set"]),
+            _periods(origins, kinds["set"]),
             f"Whether each is public, who gave it, and under which terms: {OPEN}.",
             Heading("2.3 Data crawled and scraped from online sources"),
             table(SOURCE_COLUMNS, kinds["crawl"]),
+            _periods(origins, kinds["crawl"]),
             _domains(session, crawled),
             Heading("2.4 User data"),
             f"{OPEN.capitalize()}: gristmill has no such kind of source.",
@@ -239,6 +271,24 @@ def _sources(session: Session, facts: Facts, groups: Sequence[Group]) -> list[Se
     title = "2.6 Other sources: examples for fine-tuning"
     trains = Section(title, [table({"trains": "", "path": ""}, tuning)])
     return [Section("2. Sources of data", parts), *([trains] if tuning else [])]
+
+
+def _periods(origins: Sequence[Origin], sources: Sequence[Sequence[object]]) -> Table:
+    """Period of collection and crawlers of some sources, as far as they are recorded;
+    `sources` are rows that begin with a source's name.
+    """
+    names = [row[0] for row in sources]
+    rows = [
+        [
+            origin.source,
+            origin.describe_period(),
+            " / ".join(origin.describe_crawlers()) or NOT_RECORDED,
+        ]
+        for origin in origins
+        if origin.period is not None and origin.source in names
+    ]
+    columns = {"source": "", "period of collection": "", "crawler": ""}
+    return table(columns, rows)
 
 
 def _domains(session: Session, sources: Sequence[str]) -> list[Part]:
@@ -260,8 +310,8 @@ def _domains(session: Session, sources: Sequence[str]) -> list[Part]:
     tenth = -(-len(domains) // round(1 / DOMAIN_SHARE))
     num_shown = min(max(LEAST_DOMAINS, tenth), MOST_DOMAINS, len(domains))
     note = (
-        f"Domain names with most text, {num_shown:,} of {len(domains):,}. Crawler, its "
-        f"behaviour and period of collection: {OPEN}."
+        f"Domain names with most text, {num_shown:,} of {len(domains):,}. Behaviour of "
+        f"the crawlers beyond what their records say: {OPEN}."
     )
     columns = {"domain name": "", "documents": ",", "MB kept": ",.2f"}
     return [Note(note), table(columns, domains[:num_shown])]

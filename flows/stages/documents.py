@@ -157,7 +157,7 @@ def problems_of(
 
 STAGE = Stage(
     "documents",
-    1,
+    2,
     "gristmill.dataprep.exporting.export_documents:run",
     configure,
     documents(),

@@ -295,7 +295,30 @@ def test_card_and_metadata_describe_the_export(
     assert "Languages were not determined" not in card
     assert "```yaml\nname: small\n```" in card
     metadata = json.loads((tmp_path / "croissant.json").read_bytes())
-    assert metadata["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+    assert metadata["conformsTo"] == [
+        "http://mlcommons.org/croissant/1.0",
+        "http://mlcommons.org/croissant/RAI/1.0",
+    ]
+    unknown = {
+        row["source"]: row["share"]
+        for row in listing.sources
+        if row["licence"] == "unknown"
+    }
+    assert metadata["license"] == [
+        "https://spdx.org/licenses/CC-BY-4.0",
+        "https://spdx.org/licenses/CC0-1.0",
+        "unknown",
+    ]
+    (preprocessing,) = metadata["rai:dataPreprocessingProtocol"]
+    assert preprocessing == (
+        f"filter (rules.x.min_words: 2): {total} documents read, {kept} kept; dropped "
+        f"by no_e {total - kept}"
+    )
+    limit = f"{sum(unknown.values()):.1%} of the text has no known licence."
+    assert limit in metadata["rai:dataLimitations"]
+    assert f"- {limit}" in card
+    assert "rai:dataCollection" not in metadata
+    assert_valid_croissant(tmp_path / "croissant.json")
     assert {
         item["@id"]: item["sha256"]
         for item in metadata["distribution"]
@@ -304,6 +327,17 @@ def test_card_and_metadata_describe_the_export(
     assert [
         item["name"] for item in metadata["recordSet"][0]["field"]
     ] == corpus.columns
+
+
+def assert_valid_croissant(path: Path) -> None:
+    """Assert that the validator of MLCommons finds no error, and reads the fields of
+    responsible AI.
+    """
+    mlcroissant = pytest.importorskip("mlcroissant")
+    dataset = mlcroissant.Dataset(path)
+    assert not dataset.metadata.ctx.issues.errors
+    assert dataset.metadata.data_preprocessing_protocol
+    assert dataset.metadata.data_limitations
 
 
 def test_hub_folder_loads_with_datasets(
@@ -331,12 +365,19 @@ def test_hub_folder_loads_with_datasets(
 def test_licences_sizes_and_types_use_standard_vocabularies() -> None:
     assert [
         hub_licence(value)
-        for value in ("CC-BY-4.0", "CC0", "MIT", "Apache 2.0", "my own", None)
+        for value in (
+            "CC-BY-4.0",
+            "ODC-By-1.0",
+            "GPL-3.0-only",
+            "LicenseRef-my-own",
+            "MIT AND Apache-2.0",
+            "unknown",
+        )
     ] == [
         "cc-by-4.0",
-        "cc0-1.0",
-        "mit",
-        "apache-2.0",
+        "odc-by",
+        "gpl-3.0",
+        "other",
         "other",
         "unknown",
     ]

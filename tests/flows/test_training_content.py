@@ -5,6 +5,7 @@ from manifest and store.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_summary_fills_in_sources_domains_licences_and_steps(
         "### 2.3 Data crawled and scraped from online sources",
         "### 2.4 User data",
         "### 2.5 Synthetic data",
+        "## Licences of the sources of data",
         "## 3. Aspects of data processing",
         "### 3.1 Reservations of rights (text and data mining opt-outs)",
         "### 3.2 Removal of illegal content, and all other steps",
@@ -84,12 +86,14 @@ def test_summary_fills_in_sources_domains_licences_and_steps(
         for name in ("web", "books")
     )
     assert lines.index(books) < lines.index(titles[3]) < lines.index(crawled)
-    assert crawled.endswith(
-        "| 4 | 0.00 |  |  | not recorded 100.0% | not recorded 100.0% |"
-    )
+    public_domain = "LicenseRef-scancode-public-domain"
+    assert crawled.endswith("| 4 | 0.00 |  |  | not recorded 100.0% | unknown 100.0% |")
     assert books.endswith(
-        "| 1 | 0.00 |  |  | not recorded 100.0% | public domain 100.0% |"
+        f"| 1 | 0.00 |  |  | not recorded 100.0% | {public_domain} 100.0% |"
     )
+    today = datetime.now(UTC).date().isoformat()
+    assert f"| books | {today} (dates of the files) | not recorded |" in lines
+    assert any(line.startswith(f"| books | {public_domain} | 1 |") for line in lines)
     assert [line for line in lines if ".org |" in line] == [
         "| mill.org | 3 | 0.00 |",
         "| river.org | 1 | 0.00 |",
@@ -108,3 +112,106 @@ def test_summary_fills_in_sources_domains_licences_and_steps(
     # the file's suffix chooses the format by default
     assert report("--out", "written.md").startswith("# mine")
     assert report("--out", "other.md", "--format", "html").startswith("<!doctype html>")
+
+
+CRAWL = """WARC/1.0
+WARC-Type: warcinfo
+WARC-Date: 2024-05-17T23:31:22Z
+Content-Length: {size}
+
+{fields}
+
+WARC/1.0
+WARC-Type: conversion
+WARC-Target-URI: https://mill.org/wheel
+WARC-Date: 2024-05-18T01:58:10Z
+WARC-Record-ID: <urn:uuid:292f457d-203c-42f2-a1b5-69a4dabefd4f>
+Content-Type: text/plain
+Content-Length: {length}
+
+{text}
+
+"""
+FIELDS = "software: Nutch 1.19\r\noperator: A. Person\r\nrobots: checked\r\n"
+
+
+@pytest.fixture
+def crawled(prepared: Path) -> Path:
+    """A run over a crawl and text files beside a licence, up to the tokens."""
+    text = f"{WORDS} " * 20
+    Path("crawl.warc").write_text(
+        CRAWL.format(fields=FIELDS, size=len(FIELDS), text=text, length=len(text)),
+        newline="\r\n",
+    )
+    for number in range(30):
+        Path(f"books/{number}.txt").write_text(f"{number} {WORDS} " * 20)
+    Path("books/package.json").write_text('{"license": "MIT"}')
+    Path("m.yaml").write_text(
+        "name: mine\nsources:\n  web: {path: crawl.warc}\n"
+        "  books: {path: 'books/*.txt'}\nprepare: [licences]\n"
+        "tokenizer: {vocab_size: 300}\n"
+    )
+    command = ["run", "m.yaml", "--no-ui", "--until", "tokenize"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    return prepared
+
+
+@pytest.mark.slow
+def test_licences_by_source_with_the_unknown_share(crawled: Path) -> None:
+    outcome = CliRunner().invoke(app, ["licences", "m.yaml", "--json"])
+    found = json.loads(outcome.output)
+    assert found["basis"] == "tokens"
+    assert set(found["licences"]) == {"MIT", "unknown"}
+    (unknown,) = (row for row in found["shares"] if row["licence"] == "unknown")
+    assert unknown["source"] == "web"
+    total = sum(row["tokens"] for row in found["shares"])
+    assert found["unknown"] == unknown["share"] == unknown["tokens"] / total
+
+
+@pytest.mark.slow
+def test_cards_state_the_collection_and_the_licences(crawled: Path) -> None:
+    outcome = CliRunner().invoke(app, ["publish", "m.yaml", "--cards", "cards"])
+    assert outcome.exit_code == 0, outcome.output
+    assert {path.name for path in Path("cards").iterdir()} == {
+        "README.md",
+        "croissant.json",
+        "licences.json",
+        "training-content.md",
+    }
+    metadata = json.loads(Path("cards/croissant.json").read_text())
+    today = datetime.now(UTC).date().isoformat()
+    assert metadata["rai:dataCollectionTimeframe"] == ["2024-05-18", today]
+    assert metadata["rai:dataCollectionType"] == ["Web Scraping"]
+    assert metadata["rai:hasSyntheticData"] is False
+    collection = (
+        "web: web crawl, 2024-05-18 (WARC-Date), software: Nutch 1.19; robots.txt: "
+        "checked"
+    )
+    assert collection in metadata["rai:dataCollection"]
+    assert "Person" not in metadata["rai:dataCollection"]
+    shares = json.loads(Path("cards/licences.json").read_text())
+    row = f"| books | MIT | 31 | {shares['shares'][0]['text_bytes']:,} bytes |"
+    assert row in Path("cards/README.md").read_text()
+    summary = Path("cards/training-content.md").read_text()
+    assert "| web | 2024-05-18 (WARC-Date) | software: Nutch 1.19; " in summary
+    assert f"| latest date of acquisition | {today} (dates of the files) |" in summary
+
+
+@pytest.mark.slow
+def test_cards_beside_an_export_describe_its_files(crawled: Path) -> None:
+    export = ["export-documents", "m.yaml", "--format", "hf", "--out", "set"]
+    publish = ["publish", "m.yaml", "--cards", "set"]
+    for command in (export, publish, publish):
+        outcome = CliRunner().invoke(app, command)
+        assert outcome.exit_code == 0, outcome.output
+    metadata = json.loads(Path("set/croissant.json").read_text())
+    (file, _) = metadata["distribution"]
+    assert file["name"] == "data/train-00000-of-00001.parquet"
+    mlcroissant = pytest.importorskip("mlcroissant")
+    dataset = mlcroissant.Dataset("set/croissant.json")
+    assert not dataset.metadata.ctx.issues.errors
+    assert len(list(dataset.records("documents"))) == 32
+    Path("other").mkdir()
+    Path("other/README.md").write_text("mine")
+    outcome = CliRunner().invoke(app, ["publish", "m.yaml", "--cards", "other"])
+    assert outcome.exit_code == 2
