@@ -67,8 +67,10 @@ PROCESS_BYTES = 32_000_000
 """Input size below which worker processes cost more than they gain, because each
 repeats the imports.
 """
-FEW_TASKS = 8
-"""Maximum number of tasks that workers share without a pipeline."""
+FEW_TASKS, FEW_BYTES = 32, 500_000_000
+"""Maximum number of tasks, and of bytes of input, for which workers are started
+directly: a pipeline, and the import of Beam, take a second of processor time.
+"""
 FEW_DOCUMENTS = 500_000
 """Planning fewer documents takes less than a second, the time that a pipeline takes to
 start, and less than the way of the jobs to a cluster.
@@ -383,7 +385,7 @@ def _run_to_completion(
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         elements = elements_of(tasks)
         workers = context.beam.workers
-        is_small = sum(task.size_bytes for task in tasks) < PROCESS_BYTES
+        is_small = sum(task.size_bytes for task in tasks) < FEW_BYTES
         if context.beam.nodes > 1 and len(elements) > 1:
             with (
                 taking_part(context.work) as host,
@@ -391,8 +393,6 @@ def _run_to_completion(
             ):
                 take_share(offer, host, partial(run_in_pool, mode, workers))
         elif is_small and (mode == "memory" or len(tasks) <= FEW_TASKS):
-            # they take less time than a pipeline's start, and certainly than Beam's
-            # import
             run_in_pool(mode, workers, work, elements)
         else:
             pool = _make_pool(mode, workers, work, len(elements))

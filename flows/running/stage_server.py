@@ -71,7 +71,7 @@ BEAM = "gristmill.dataprep.runners.beam_preload"
 PLAIN_SUFFIXES = (".csv", ".html", ".json", ".jsonl", ".md", ".py", ".tsv", ".txt")
 COMPRESSION = 4
 """Estimated bytes of text per byte of a file with another suffix."""
-LARGE_BYTES = 64_000_000
+LARGE_BYTES = 500_000_000
 """Text from which on stages have jobs for pipelines (`dataprep.runners.tasks`)."""
 FEWEST = 2
 """Minimum number of stages that justify the process."""

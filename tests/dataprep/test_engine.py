@@ -67,7 +67,7 @@ TASKS = [Task(f"t{n}", {"n": n}) for n in range(7)]
 @pytest.fixture
 def piped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run small jobs in pipelines too."""
-    monkeypatch.setattr(tasks, "PROCESS_BYTES", 0)
+    monkeypatch.setattr(tasks, "FEW_BYTES", 0)
 
 
 @pytest.mark.usefixtures("piped")
@@ -195,7 +195,7 @@ def test_direct_calls_equal_a_pipeline(
             if direct:
                 patch.setattr(runner, "make_pipeline", no_pipeline)
             else:
-                patch.setattr(tasks, "PROCESS_BYTES", 0)
+                patch.setattr(tasks, "FEW_BYTES", 0)
             with pytest.raises(ValueError, match="three") as caught:
                 run_tasks("job", TASKS, partial(fail_on_three, out), work)
             started = calls(out)
@@ -281,7 +281,7 @@ def test_error_that_cannot_be_recorded_comes_through_the_runner(
         )
 
 
-BIG = [Task(f"t{n}", size_bytes=tasks.PROCESS_BYTES // 2) for n in range(2)]
+BIG = [Task(f"t{n}", size_bytes=tasks.FEW_BYTES // 2) for n in range(2)]
 
 
 @pytest.mark.parametrize(

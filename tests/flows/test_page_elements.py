@@ -46,6 +46,7 @@ from gristmill.flows.pages.page_html import (
     LIGHT,
     TEMPLATES,
     breakable,
+    compiled_templates,
     environment,
     html_file,
     served_html,
@@ -382,6 +383,24 @@ def test_templates_escape_everything_except_generated_pictures() -> None:
     assert script == ("page.html.jinja", "<script>{{ table_script|safe }}</script>")
     assert figure[0] == "elements.html.jinja"
     assert figure[1].startswith("<figure>{{ part.svg|safe }}<figcaption>")
+
+
+def test_templates_are_compiled_once_per_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    make = environment.__wrapped__
+    template = make(TEMPLATES).get_template("page.html.jinja")
+    loaded = make(TEMPLATES)
+    monkeypatch.setattr(
+        type(loaded), "compile", lambda *arguments: pytest.fail("again")
+    )
+    assert (
+        loaded.get_template("page.html.jinja").blocks.keys() == template.blocks.keys()
+    )
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert compiled_templates() is None
 
 
 def test_no_python_code_contains_html_tags() -> None:
