@@ -208,14 +208,7 @@ def canaries(facts: Facts, name: str = "evaluate") -> MaybeSection:
         "nats": ".2f",
         "secrets": "d",
     }
-    meanings = {
-        "copies": "documents into which each secret was inserted; 0: none, for "
-        "comparison",
-        "copies read": "in the rows of the training, after all steps",
-        "exposure": "bits; a secret that was never inserted has 1.44 on average",
-        "extracted": "secrets that the model continues word for word",
-        "nats": "loss of a whole secret",
-    }
+    meanings = {"copies": "documents into which each secret was inserted"}
     return section_of("Canaries", table(columns, rows, meanings))
 
 
