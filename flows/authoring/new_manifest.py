@@ -18,8 +18,10 @@ from gristmill.mixtures.hub_paths import without_commit
 from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.scaling.size_rules import (
     DECAY_FRACTION,
+    EMBEDDING_RATE_SCALE,
     OPTIMIZER,
     TOKENS_PER_PARAMETER,
+    UNTIED,
     dial,
 )
 from gristmill.mixtures.schema.model import Model
@@ -276,6 +278,7 @@ def _training(tokens: int, is_known: bool, tokenizer: GivenTokenizer | None) -> 
     )
     for preset, size_of_vocabulary, length in reversed(MODELS):
         vocabulary = size_of_vocabulary if tokenizer is None else tokenizer.vocabulary
+        # tied, so that its parameters are those that a token is multiplied by
         model = Model(preset=preset)
         batch = max(1, tokens_per_step // length)
         steps = max(1, tokens // (batch * length))
@@ -299,11 +302,13 @@ def _training(tokens: int, is_known: bool, tokenizer: GivenTokenizer | None) -> 
         # The filters' keep rate is unknown yet, so a source may run short of its share.
         "  on_shortfall: redistribute   # a source with too little text leaves its "
         "share to the others\n\n"
-        f"pretrain:\n  model: {{preset: {preset}}}   # {parameters / 1e6:,.1f} M "
-        f"parameters, {ratio:,.3g} tokens each: {choice}\n"
+        f"pretrain:\n  model: {flow_text({'preset': preset, **UNTIED})}   # "
+        f"{parameters / 1e6:,.1f} M parameters besides the embedding, {ratio:,.3g} "
+        f"tokens each: {choice}\n"
         f"  steps: {steps}\n  global_batch_size: {batch}\n  "
         f"micro_batch_size: {min(batch, 8)}\n"
-        f"  optimizer: {{kind: {OPTIMIZER}, learning_rate: {rate:.1e}}}\n"
+        f"  optimizer: {{kind: {OPTIMIZER}, learning_rate: {rate:.1e}, "
+        f"embedding_rate_scale: {EMBEDDING_RATE_SCALE:g}}}\n"
         f"  schedule: {{kind: wsd, warmup_steps: {max(1, steps // 20)}, "
         f"decay_fraction: {DECAY_FRACTION}}}\n\n"
         "evaluate: {}\nexport: {}\n"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gristmill.flows.authoring.manifest_text import flow_text
 from gristmill.mixtures.manifest import Manifest
 
 
@@ -44,9 +45,12 @@ def derived_keys(manifest: Manifest) -> DerivedSettings | None:
             "model.layers": model.layers,
             "model.width": model.width,
             "model.heads": model.heads,
+            "model.tied_embeddings": model.tied_embeddings,
+            "model.init": model.init,
             "global_batch_size": batch,
             "optimizer.kind": section.optimizer.kind,
             "optimizer.learning_rate": section.optimizer.learning_rate,
+            "optimizer.embedding_rate_scale": section.optimizer.embedding_rate_scale,
             "optimizer.weight_decay": section.optimizer.weight_decay,
             "schedule.decay_fraction": section.schedule.decay_fraction,
             "steps": section.steps,
@@ -57,7 +61,7 @@ def derived_keys(manifest: Manifest) -> DerivedSettings | None:
 def in_a_sentence(settings: DerivedSettings) -> str:
     """Describe the derived settings in a sentence."""
     values = ", ".join(
-        f"{key} {value if isinstance(value, str) else f'{value:,}'}"
+        f"{key} {flow_text(value) if isinstance(value, bool | str) else f'{value:,}'}"
         for key, value in settings.keys.items()
     )
     tokens, parameters = settings.tokens, settings.parameters

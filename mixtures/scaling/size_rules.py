@@ -47,9 +47,17 @@ DECAY_FRACTION = 0.6
 """Share of the steps in which the learning rate falls; nanochat's warmdown_ratio is
 0.5. Measured in docs/size-and-laws.md.
 """
+UNTIED: RawSection = {"tied_embeddings": False, "init": "llama"}
+"""Keys of `model` of a decoder that predicts the next token: an output layer of its
+own, and embeddings with deviation 1. Measured in docs/size-and-laws.md.
+"""
+EMBEDDING_RATE_SCALE = 12.0
+"""Learning rate of untied embeddings over that of everything else; nanochat's is 15
+times Muon's (scripts/base_train.py). Measured in docs/size-and-laws.md.
+"""
 OTHER_OBJECTIVES = ("masked", "prefix_lm", "span_corruption", "ul2", "blank_infilling")
-"""Objectives of `pretrain` with which the optimizer stays AdamW: Muon was not measured
-for them.
+"""Objectives of `pretrain` with which optimizer and initial weights stay those of the
+schema: Muon and the others were not measured for them.
 """
 TIMESCALE, TIMESCALE_POWER = 1.084, -0.527
 """Bergsma et al. 2025 ("Power Lines", section 3): AdamW's timescale B / (rate decay D),
@@ -180,9 +188,8 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
         depth = 1
         if isinstance(size, str) and re.match(SIZE_PATTERN, size):
             depth = depth_of(size)
-    is_chosen = any(optimizer.get(key) is not None for key in ("kind", "use"))
-    if not is_chosen and all(section.get(key) is None for key in OTHER_OBJECTIVES):
-        optimizer = {**optimizer, "kind": OPTIMIZER}
+    if all(section.get(key) is None for key in OTHER_OBJECTIVES):
+        model, optimizer = next_token_recipe(model, optimizer)
     try:
         derived = dial(
             model_of(depth, model),
@@ -215,6 +222,22 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
         "steps": derived.steps if section.get("steps") is None else section["steps"],
         "global_batch_size": derived.global_batch_size if batch is None else batch,
     }
+
+
+def next_token_recipe(
+    model: RawSection, optimizer: RawSection
+) -> tuple[RawSection, RawSection]:
+    """Return the sections `model` and `optimizer` of a decoder that predicts the next
+    token, with the keys that a short training learns most with; given keys stay.
+    """
+    # muP scales the initial weights of gpt2.
+    if model.get("mup_base_width") is None:
+        model = {**UNTIED, **model}
+    if all(optimizer.get(key) is None for key in ("kind", "use")):
+        optimizer = {**optimizer, "kind": OPTIMIZER}
+        if model.get("tied_embeddings") is False:
+            optimizer = {"embedding_rate_scale": EMBEDDING_RATE_SCALE, **optimizer}
+    return model, optimizer
 
 
 def three_digits(value: float) -> float:

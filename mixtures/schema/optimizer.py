@@ -87,6 +87,7 @@ class Optimizer(BuiltInOrOwn):
     offers: ClassVar[tuple[str, ...]] = ("lr",)
     added = (
         "decay_embeddings",
+        "embedding_rate_scale",
         "cautious_decay",
         "precondition_every",
     )
@@ -122,6 +123,11 @@ class Optimizer(BuiltInOrOwn):
     """False leaves embeddings out of the decay, as OLMo 2 does (OLMo et al. 2025,
     section 3): small embeddings have large gradients in early layers. A matrix tied to
     the output is an embedding too.
+    """
+    embedding_rate_scale: PositiveFloat = 1.0
+    """Factor of the learning rate for embeddings; their decay per step stays the same.
+    A matrix tied to the output is an embedding too. `size` and `gristmill new` have 12
+    for untied ones.
     """
     momentum: Fraction = 0.95
     """Momentum of muon, normuon and soap_muon (Jordan et al. 2024; Li et al. 2025; Vyas

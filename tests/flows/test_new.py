@@ -130,6 +130,9 @@ def test_manifest_is_written_for_three_kinds_of_data(
     )
     optimizer, schedule = manifest.pretrain.optimizer, manifest.pretrain.schedule
     assert (optimizer.kind, schedule.decay_fraction) == ("muon", 0.6)
+    assert optimizer.embedding_rate_scale == 12.0
+    model = manifest.pretrain.model
+    assert (model.tied_embeddings, model.init) == (False, "llama")
 
 
 def test_mixture_tokens_include_all_allowed_epochs(data: Path, tmp_path: Path) -> None:

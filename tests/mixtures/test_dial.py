@@ -99,6 +99,26 @@ def test_decoder_defaults_to_muon_with_a_long_decay() -> None:
     assert section_of("steps: 3").optimizer.kind == "adamw"
 
 
+@pytest.mark.parametrize(
+    ("keys", "tied", "init", "scale"),
+    [
+        ("", False, "llama", 12.0),
+        ("model: {tied_embeddings: true}", True, "llama", 1.0),
+        ("model: {init: neox}", False, "neox", 12.0),
+        ("model: {mup_base_width: 64}", True, "gpt2", 1.0),
+        ("optimizer: {kind: adamw}", False, "llama", 1.0),
+        ("optimizer: {embedding_rate_scale: 2}", False, "llama", 2.0),
+        ("prefix_lm: {}", True, "gpt2", 1.0),
+    ],
+)
+def test_embeddings_are_untied_and_learn_faster_unless_the_manifest_differs(
+    keys: str, tied: bool, init: str, scale: float
+) -> None:
+    section = section_of(f"depth: 3, {keys}")
+    assert (section.model.tied_embeddings, section.model.init) == (tied, init)
+    assert section.optimizer.embedding_rate_scale == scale
+
+
 def test_batch_below_the_range_of_the_laws_is_halved() -> None:
     """1.33 M weights in the layers, 20 tokens each, rows of 2,048: 0.2920 C^0.3271
     tokens are 16,100.
@@ -121,7 +141,8 @@ def test_fingerprint_depends_on_derived_values_only() -> None:
     section = section_of("depth: 2")
     spelt_out = read(
         f"steps: {section.steps}, global_batch_size: {section.global_batch_size}, model: {{layers: 2, width: "
-        f"128, heads: 2}}, optimizer: {{kind: muon, learning_rate: {section.optimizer.learning_rate}, weight_decay: "
+        f"128, heads: 2, tied_embeddings: false, init: llama}}, "
+        f"optimizer: {{kind: muon, embedding_rate_scale: 12, learning_rate: {section.optimizer.learning_rate}, weight_decay: "
         f"{section.optimizer.weight_decay}}}, schedule: {{decay_fraction: 0.6}}"
     )
     assert configure(from_depth, False) == configure(spelt_out, False)
@@ -172,7 +193,8 @@ def test_plan_shows_derived_values() -> None:
     assert derived.keys["optimizer.learning_rate"] == 0.001
     sentence = in_a_sentence(derived)
     assert sentence.startswith(
-        "size 1m: model.layers 3, model.width 192, model.heads 3, global_batch_size 4, "
+        "size 1m: model.layers 3, model.width 192, model.heads 3, "
+        "model.tied_embeddings false, model.init llama, global_batch_size 4, "
     )
     assert "optimizer.kind muon" in sentence
     assert "optimizer.learning_rate 0.001, " in sentence

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from gristmill.mixtures.schema.model import RopeScaling
+from gristmill.train.distributed import process_groups
 from gristmill.train.models import attention
 from gristmill.train.models.attention import (
     Segments,
@@ -133,6 +135,8 @@ def test_hopper_kernels_are_chosen_while_compiling(
         return True
 
     monkeypatch.setattr(attention, "_is_hopper", is_hopper)
+    never = torch.compiler.assume_constant_result(lambda: False)
+    monkeypatch.setattr(attention, "_has_onednn_products", never)
     queries = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(3))
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(
@@ -142,10 +146,57 @@ def test_hopper_kernels_are_chosen_while_compiling(
     assert len(devices) == 2  # once while compiling, once without
 
 
-def test_query_of_the_device_is_marked_as_constant_like_by_pytorch() -> None:
+@pytest.mark.parametrize(
+    "query", [attention._is_hopper, attention._has_onednn_products]
+)
+def test_query_of_the_device_is_marked_as_constant_like_by_pytorch(
+    query: Callable[..., bool],
+) -> None:
     def marked() -> None:
         """Empty function."""
 
-    assert vars(torch.compiler.assume_constant_result(marked)) == vars(
-        attention._is_hopper
-    )
+    assert vars(torch.compiler.assume_constant_result(marked)) == vars(query)
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "chosen"),
+    [
+        ("AuthenticAMD", "AVX512", "medium"),
+        ("AuthenticAMD", "AVX2", "highest"),
+        ("GenuineIntel", "AVX512", "highest"),
+    ],
+)
+def test_onednn_multiplies_on_amd_with_avx512(
+    vendor: str,
+    capability: str,
+    chosen: str,
+    precision: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
+    monkeypatch.setattr(process_groups, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    torch.set_float32_matmul_precision("highest")
+    process_groups.multiply_with_avx512()
+    assert torch.get_float32_matmul_precision() == chosen
+
+
+@pytest.mark.parametrize("length", [8, 300])
+def test_kernel_beside_onednns_products_gives_the_same(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = torch.randn(2, 4, length, 8, generator=torch.Generator().manual_seed(3))
+    plain = attend(queries, queries, queries, None)
+    always = torch.compiler.assume_constant_result(lambda: True)
+    monkeypatch.setattr(attention, "_has_onednn_products", always)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(queries, queries, queries, None), plain)
+    torch.testing.assert_close(attend(queries, queries, queries, None), plain)

@@ -281,6 +281,23 @@ def test_embeddings_can_be_left_out_of_the_decay(kind: str) -> None:
     assert torch.equal(gain, torch.ones_like(gain))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_embeddings_learn_at_a_rate_of_their_own(kind: str) -> None:
+    """AdamW's first step is the rate in size; decay per step is rate times decay, 0.1 x
+    0.5, for both.
+    """
+    model = Small()
+    section = Optimizer(kind=kind, weight_decay=0.5, embedding_rate_scale=6.0)  # type: ignore[arg-type]
+    embedding, gain = model.embed_tokens.weight, model.norm.weight
+    before = embedding.detach().clone(), gain.detach().clone()
+    optimizers = make_optimizers(model, section)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    update(optimizers, 0.1, GOOD)
+    torch.testing.assert_close(embedding, before[0] * 0.95 - 0.6)
+    torch.testing.assert_close(gain, before[1] - 0.1)
+
+
 def test_every_kind_of_the_manifest_has_facts() -> None:
     assert list(get_args(OptimizerKind)) == KINDS
 

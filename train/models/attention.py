@@ -15,12 +15,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LEAST_MEAN_LENGTH = 128
 """Mean document length from which documents are attended to one by one on a CPU.
 
 For shorter documents one masked product is cheaper, as separate products are mostly
 overhead.
+"""
+SHORT_ROW = 256
+"""Longest rows for which plain products measured faster than the CPU's kernel: 13.5 and
+20.4 ms of 2,048 tokens in rows of 256, and 72 and 57 ms in rows of 512 (AMD EPYC).
 """
 HOPPER = 9
 
@@ -193,7 +198,7 @@ def attend(
             )
         return torch.cat(rows)
     if visible is None or isinstance(visible, Tensor):
-        with _preferred_kernels(queries.device):
+        with _preferred_kernels(queries.device, keys.shape[2]):
             return F.scaled_dot_product_attention(
                 queries,
                 keys,
@@ -219,9 +224,10 @@ def _attend_to_end(
     count = queries.shape[2]
     length = keys.shape[2]
     if count == length:
-        return F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, enable_gqa=grouped
-        )
+        with _preferred_kernels(queries.device, length):
+            return F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, enable_gqa=grouped
+            )
     # Queries are in reverse order, the last one first. Each line of the mask is the
     # line before it shifted by one key, so all lines are views of one vector.
     line = torch.zeros(count + length - 1, dtype=queries.dtype, device=queries.device)
@@ -232,16 +238,19 @@ def _attend_to_end(
     ).flip(2)
 
 
-def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
+def _preferred_kernels(
+    device: torch.device, length: int
+) -> AbstractContextManager[None]:
     """Prefer cuDNN on Hopper: 1.7 to 2.3 times faster than PyTorch's default for
-    training (transformers #48163).
+    training (transformers #48163); and plain products of short rows where oneDNN
+    multiplies float32, whose overhead the small blocks of the CPU's kernel do not bear.
 
     Other devices keep PyTorch's order, as cuDNN measured slower there.
     """
+    if device.type == "cpu" and length <= SHORT_ROW and _has_onednn_products():
+        return sdpa_kernel(SDPBackend.MATH)
     if not _is_hopper(device):
         return nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,
@@ -258,9 +267,17 @@ def _is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and _capability(device)[0] == HOPPER
 
 
+def _has_onednn_products() -> bool:
+    """Return True if oneDNN multiplies float32 matrices (see
+    process_groups.multiply_with_avx512); evaluated while compiling.
+    """
+    return torch.get_float32_matmul_precision() == "medium"
+
+
 # Same effect as torch.compiler.assume_constant_result, which would load the compiler
 # and add more than a second to every start.
-_is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _query in (_is_hopper, _has_onednn_products):
+    _query._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

@@ -69,7 +69,7 @@ def scale_rates(
                     {
                         **group,
                         "params": members,
-                        RATE_FACTOR: factor,
+                        RATE_FACTOR: factor * group.get(RATE_FACTOR, 1.0),
                         "weight_decay": group["weight_decay"] / factor,
                     }
                 )

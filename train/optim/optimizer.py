@@ -5,7 +5,7 @@ can skip.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
@@ -69,22 +69,37 @@ def make_optimizers(
         # Adapters are matrices alone; a kind without any parameter raises its error.
         if parameters or kind == section.kind
     ]
-    if not section.decay_embeddings:
+    if not section.decay_embeddings or section.embedding_rate_scale != 1.0:
         for optimizer in optimizers:
-            for group in list(optimizer.param_groups):
-                kept = [p for p in group["params"] if id(p) not in embeddings]
-                moved = [p for p in group["params"] if id(p) in embeddings]
-                # PyTorch rejects groups without parameters when it loads a checkpoint.
-                if moved and not kept:
-                    group["weight_decay"] = 0.0
-                elif moved:
-                    group["params"] = kept
-                    optimizer.param_groups.append(
-                        {**group, "params": moved, "weight_decay": 0.0}
-                    )
+            separate_embeddings(optimizer, embeddings, section)
     if width_factor != 1.0:
         scale_rates(optimizers, model, width_factor, section.kind)
     return optimizers
+
+
+def separate_embeddings(
+    optimizer: torch.optim.Optimizer, embeddings: Container[int], section: Optimizer
+) -> None:
+    """Split parameter groups so that embeddings have their own learning rate and decay.
+
+    Args:
+        optimizer: of any parameters.
+        embeddings: ids of the embeddings' matrices.
+        section: their rate; decay per step does not depend on it.
+    """
+    scale = section.embedding_rate_scale
+    groups = []
+    for group in optimizer.param_groups:
+        decay = group["weight_decay"] / scale if section.decay_embeddings else 0.0
+        changed = {**group, RATE_FACTOR: scale, "weight_decay": decay}
+        kept = [p for p in group["params"] if id(p) not in embeddings]
+        moved = [p for p in group["params"] if id(p) in embeddings]
+        # PyTorch rejects groups without parameters when it loads a checkpoint.
+        if kept:
+            groups.append({**group, "params": kept})
+        if moved:
+            groups.append({**changed, "params": moved})
+    optimizer.param_groups = groups
 
 
 def optimizers_by_name(
