@@ -4,6 +4,7 @@ JSON.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -126,10 +127,11 @@ def describe_rule(results: AblationResults) -> Iterator[str]:
     )
     earlier = results.earlier_rule
     if earlier is not None:
+        before = {**earlier, **earlier["decide"]}
         changed = [
-            f"{key} {earlier.get(key)} instead of {value}"
-            for key, value in results.rule.items()
-            if earlier.get(key) != value
+            f"{key} {json.dumps(before.get(key))} instead of {json.dumps(value)}"
+            for key, value in {**results.rule, **rule}.items()
+            if before.get(key) != value and key != "decide"
         ]
         yield f"this rule is not that of the first run, which had {', '.join(changed)}"
     for size, share in results.agreement.items():
@@ -144,7 +146,7 @@ def describe_verdict(results: AblationResults) -> Iterator[str]:
         (trial, control)
         for trial in deciding
         for control in trial.controls
-        if not control.holds
+        if not control.holds and (control.is_required or trial.can_tell)
     ]
     for trial, control in failing:
         below = (
