@@ -52,7 +52,7 @@ AREAS = {
         "dataprep.duplicates:quality_rows",
         "dataprep.language:rows",
         "dataprep.judges:quality_rows",
-        "dataprep.reading:quality_rows",
+        "dataprep.extraction:rows",
         "dataprep.cleaning:pii_rows",
         "dataprep.decontamination:rows",
         "dataprep.kinds_kept:rows",

@@ -1,14 +1,7 @@
-"""Reading: cost of the guarded process, of a web archive and of JSON lines, and quality
-of extracted text.
+"""Reading: cost of the guarded process, of a web archive and of JSON lines.
 
-For speed the pages are made up: navigation around an article of 4 kB each, in a plain
-HTTP response in a WARC file with one gzip member per record, as crawls are stored.
-
-For quality they are those of trafilatura's own evaluation. Each comes with snippets of
-its main text, and with snippets of its boilerplate. A snippet counts as kept if it
-occurs in the extracted text, except for white space (adbar/trafilatura,
-tests/eval_common.py). The pages lie in `checkout.data_folder` below
-`web/trafilatura_cc`: those whose licence permits redistribution.
+The pages are made up: navigation around an article of 4 kB each, in a plain HTTP
+response in a WARC file with one gzip member per record, as crawls are stored.
 """
 
 from __future__ import annotations
@@ -19,8 +12,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +20,6 @@ import pyarrow as pa
 import pyarrow.json
 import zstandard
 
-from benchmarks.checkout import data_folder
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row
 from gristmill.core.stage_context import Context
@@ -38,7 +29,6 @@ from gristmill.dataprep.readers.html import EXTRACTORS, extract
 from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Page, Reading, Record, Records
 from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.schema.sources import DocumentFiles, ExtractOptions
 
 PAGES = {"resiliparse": 1000, "trafilatura": 100}
@@ -63,14 +53,6 @@ INGEST_BOUND = 80.0
 """MB of JSONL per second of one core."""
 REPEATS = 3
 OPTIONS = ExtractOptions().model_dump()
-SET = "web/trafilatura_cc"
-SETTINGS: dict[str, tuple[str, RawSection]] = {
-    "resiliparse": ("resiliparse", {}),
-    "trafilatura": ("trafilatura", {}),
-    "trafilatura, favor precision": ("trafilatura", {"favor": "precision"}),
-}
-ALL_TEXT: tuple[str, RawSection] = ("resiliparse", {"favor": "recall"})
-"""The peer: all text that a browser shows."""
 
 
 def speed_rows() -> Iterator[Row]:
@@ -303,90 +285,3 @@ def make_warc(pages: list[bytes]) -> bytes:
             )
             sink.write(gzip.compress(header.encode() + content + b"\r\n\r\n", 6))
     return sink.getvalue()
-
-
-@dataclass(frozen=True)
-class Snippets:
-    """Snippets of a page's main text and of its boilerplate."""
-
-    main_text: Sequence[str]
-    boilerplate: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Score:
-    """Precision and recall of the main text's snippets among those that are kept, and
-    their harmonic mean.
-    """
-
-    precision: float
-    recall: float
-    f1: float
-
-
-def quality_rows() -> Iterator[Row]:
-    """Measure each score of each extractor; the peer keeps all text of the page."""
-    folder = data_folder() / SET
-    if not (folder / "evaldata.json").exists():
-        yield row(
-            "main text extraction", None, None, "", f"{folder} has no labelled pages"
-        )
-        return
-    labelled = read_labels(folder / "evaldata.json")
-    everything = score(labelled, extract_all(folder, *ALL_TEXT))
-    for name, (extractor, options) in SETTINGS.items():
-        ours = score(labelled, extract_all(folder, extractor, options))
-        for measure in ("precision", "recall", "f1"):
-            yield row(
-                f"{name}: {measure}",
-                getattr(ours, measure),
-                getattr(everything, measure),
-                "share",
-                f"{len(labelled)} pages; peer: all text of the page",
-            )
-
-
-def read_labels(path: Path) -> dict[str, Snippets]:
-    """Read the snippets by the name of the page's file."""
-    entries = json.loads(path.read_text("utf-8")).values()
-    return {
-        entry["file"]: Snippets(entry["with"], entry["without"]) for entry in entries
-    }
-
-
-def extract_all(folder: Path, extractor: str, options: RawSection) -> dict[str, str]:
-    """Return the text of every page by the name of its file, read and extracted as by
-    `ingest`.
-    """
-    (file,) = find_files(
-        "pages", DocumentFiles.model_validate({"path": str(folder / "html.tar.zst")})
-    ).files
-    reading = Reading(extract=extractor)
-    with Guard(extractor, ExtractOptions.model_validate(options).model_dump()) as guard:
-        records = list(extract_pages(read_records(file, reading), guard, reading))
-    return {
-        record.locator.rpartition("/")[2]: record.text
-        for record in records
-        if isinstance(record, Record)
-    }
-
-
-def score(labelled: Mapping[str, Snippets], texts: Mapping[str, str]) -> Score:
-    """Count snippets over all pages; a page without text keeps none."""
-    kept = wrongly_kept = total = 0
-    for name, snippets in labelled.items():
-        text = _plain(texts.get(name, ""))
-        kept += sum(_plain(snippet) in text for snippet in snippets.main_text)
-        wrongly_kept += sum(_plain(snippet) in text for snippet in snippets.boilerplate)
-        total += len(snippets.main_text)
-    precision = kept / (kept + wrongly_kept) if kept else 0.0
-    recall = kept / total if total else 0.0
-    return Score(
-        precision,
-        recall,
-        2 * precision * recall / (precision + recall) if kept else 0.0,
-    )
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())

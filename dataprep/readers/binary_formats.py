@@ -37,12 +37,10 @@ _MAGICS = {
     "RAR": b"Rar!\x1a\x07",
 }
 _TABLE = """
-PDF               | .pdf | pypdf | convert it with pdftotext
-Word              | .docx | python-docx | convert it with pandoc --to plain
+PDF               | .pdf | | set `format: pdf`
 Word 97           | .doc | | convert it with libreoffice --convert-to txt
 OpenDocument text | .odt | odfpy | convert it with pandoc --to plain
 rich text         | .rtf | striprtf | convert it with pandoc --to plain
-EPUB              | .epub | ebooklib | convert it with pandoc --to plain
 Kindle            | .mobi .azw3 | | convert it with ebook-convert
 DjVu              | .djvu | | convert it with djvutxt
 PostScript        | .ps .eps | | convert it with ps2ascii

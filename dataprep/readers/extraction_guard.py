@@ -1,5 +1,5 @@
-"""Text extraction in a child process: a page that hangs, crashes or runs out of memory
-only loses itself.
+"""Text extraction in a child process: a page or document file that hangs, crashes or
+runs out of memory only loses itself.
 
 The process works while its parent reads ahead: a window of pages is in flight, and
 answers come back in order. If the process dies, the first page without an answer was
@@ -14,14 +14,15 @@ import json
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
+from gristmill.dataprep.readers.extraction_process import ExtractorAnswer, Request
 from gristmill.dataprep.readers.guarded import EndedError, GuardedProcess
-from gristmill.dataprep.readers.html import ExtractorAnswer, Options
+from gristmill.dataprep.readers.html import Options
 from gristmill.dataprep.readers.records import (
-    EMPTY,
+    HTML,
     Dropped,
     Page,
     Read,
@@ -31,12 +32,16 @@ from gristmill.dataprep.readers.records import (
     excerpt,
     make_record,
 )
+from gristmill.mixtures.yaml_text import join_first
 
 WINDOW_PAGES = 64
 WINDOW_BYTES = 8 << 20
 """Pages and bytes in flight before an answer is awaited."""
 HELD_ITEMS = 1024
 """Items held after an unanswered page to keep the order."""
+JOINT = "\n\n"
+"""Between the pages or chapters of a file."""
+SHOWN_PAGES = 10
 
 
 class ExtractorError(ValueError):
@@ -87,11 +92,12 @@ class Guard(GuardedProcess):
 
     def submit(self, page: Page) -> None:
         """Submit a page; `collect` returns the answers in order."""
-        header = {
-            "encoding": page.encoding,
-            "charset": page.charset,
-            "errors": page.errors,
-        }
+        header = Request(
+            form=page.form,
+            encoding=page.encoding,
+            charset=page.charset,
+            errors=page.errors,
+        )
         content = json.dumps(header).encode() + b"\n" + page.content
         self._pages.append(_SentPage(content))
         self._bytes += len(content)
@@ -144,7 +150,7 @@ class Guard(GuardedProcess):
             "memory_bytes": self.limits.memory_bytes,
         }
         self.begin(
-            "gristmill.dataprep.readers.html",
+            "gristmill.dataprep.readers.extraction_process",
             settings,
             {signal.SIGPROF: self._late, signal.SIGALRM: self._late},
         )
@@ -192,21 +198,58 @@ def extract_pages(
             or guard.is_full
             or len(pending) >= HELD_ITEMS
         ):
-            yield _settle(pending.popleft(), guard, reading)
+            yield from _settle(pending.popleft(), guard, reading)
     while pending:
-        yield _settle(pending.popleft(), guard, reading)
+        yield from _settle(pending.popleft(), guard, reading)
 
 
-def _settle(item: Read, guard: Guard, reading: Reading) -> Read:
+def _settle(item: Read, guard: Guard, reading: Reading) -> Iterator[Read]:
     if not isinstance(item, Page):
-        return item
+        yield item
+        return
     answer = guard.collect()
     if "error" in answer:
-        return Rejected(item.number, answer["error"], excerpt(item.content), item.part)
-    if not answer["text"]:
-        return Dropped(item.number, EMPTY, item.locator, item.part)
+        yield Rejected(item.number, answer["error"], excerpt(item.content), item.part)
+        return
+    parts = [part.strip() for part in answer["parts"]]
+    scanned = answer.get("scanned", ())
+    if scanned:
+        error = _without_text(item.locator, scanned, len(parts))
+        yield Rejected(item.number, error, part=item.part)
     metadata = chosen_metadata({**answer["metadata"], **item.metadata}, reading)
-    record = make_record(
-        item.number, item.locator, answer["text"], metadata, answer["replaced"]
+    if reading.split_parts and item.form != HTML:
+        texts = [
+            (number, f"{item.locator}#{number}", part)
+            for number, part in enumerate(parts, start=1)
+            if number not in scanned
+        ]
+    elif scanned and not any(parts):
+        return
+    else:
+        texts = [(item.number, item.locator, JOINT.join(filter(None, parts)))]
+        if len(parts) > 1:
+            ends = {"part_ends": part_ends(parts)}
+            metadata = {**metadata, **chosen_metadata(ends, reading)}
+    for number, locator, text in texts:
+        record = make_record(number, locator, text, metadata, answer["replaced"])
+        if isinstance(record, Rejected | Dropped):
+            record = replace(record, part=item.part)
+        yield record
+
+
+def part_ends(parts: Sequence[str]) -> list[int]:
+    """End of each page or chapter in the text of them all, in characters."""
+    ends = []
+    end = 0
+    for part in parts:
+        end += len(part) + len(JOINT) * bool(part and end)
+        ends.append(end)
+    return ends
+
+
+def _without_text(locator: str, pages: Sequence[int], number: int) -> str:
+    shown = join_first([str(page) for page in pages], SHOWN_PAGES)
+    return (
+        f"{locator}: {len(pages)} of {number} pages have no text layer ({shown}); run "
+        "OCR first, such as olmocr, docling or ocrmypdf, and read what it writes"
     )
-    return replace(record, part=item.part) if isinstance(record, Rejected) else record

@@ -1,36 +1,30 @@
-"""Extraction of a page's main text, title and language, and the child process that runs
-it.
+"""Extraction of a page's main text, title and language.
 
 An extractor is a function from (HTML, options) to (text, metadata); `Options` are those
 of the manifest's ExtractOptions. Results do not depend on the time of day, earlier
 pages or the network.
-
-The process (started by `extraction_guard.Guard`) reads pages from its standard input
-and writes one answer for each, in order. It ends at a page that exceeds its CPU time,
-and after a page that exceeds its memory. A page is a line of JSON and its content.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import resource
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
-from typing import TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 from unicodedata import normalize
 
 from gristmill.dataprep.licences.page_licence import page_licence
 from gristmill.dataprep.readers.charsets import (
     UTF8,
     Errors,
-    UndecodableError,
     declared_in_page,
     decode,
 )
-from gristmill.dataprep.readers.guarded import TimeLimited, begin, limit_resource
+from gristmill.dataprep.readers.formulas import write_formulas
 
-WARM_UP = b"<html><head><title>t</title></head><body><p>Some text.</p></body></html>"
+if TYPE_CHECKING:
+    from resiliparse.parse.html import HTMLTree
+
 MAX_PAGE_DATE = "2100-01-01"
 """Latest date of a page. The default of trafilatura's date finder is today, which would
 change the result tomorrow.
@@ -44,23 +38,17 @@ Extractor = Callable[[str, Options], Content]
 """Function from HTML and options to a text and its metadata."""
 
 
-class ExtractorAnswer(TypedDict, total=False):
-    """One of the answers of the process.
+class Extracted(TypedDict):
+    """Content of a page.
 
     Attributes:
-        ready: the process has started.
-        text, metadata: of a page; the text is empty if it has none.
+        text: empty if the page has none.
         replaced: number of U+FFFD put for invalid bytes.
-        error: of a page.
-        memory: the page took too much memory, and the process ends.
     """
 
-    ready: bool
     text: str
     metadata: Mapping[str, object]
     replaced: int
-    error: str
-    memory: bool
 
 
 def extract(
@@ -70,7 +58,7 @@ def extract(
     extractor: Extractor,
     options: Options,
     errors: Errors = "replace",
-) -> ExtractorAnswer:
+) -> Extracted:
     """Decode a page and extract its main text.
 
     Args:
@@ -105,23 +93,75 @@ def with_resiliparse(html: str, options: Options) -> Content:
     from resiliparse.parse.html import HTMLTree
 
     tree = HTMLTree.parse(html)
-    root = None if tree.document is None else tree.document.query_selector("html")
-    language = "" if root is None else root.getattr("lang", "")
+    if options["markdown"]:
+        write_formulas(tree)
+        write_tables(tree)
     text = extract_plain_text(
         tree,
+        preserve_formatting="minimal_html" if options["markdown"] else True,
         main_content=options["favor"] != "recall",
         alt_texts=False,
         comments=bool(options["comments"]),
         links=bool(options["links"]),
         skip_elements=None if options["tables"] else ["table"],
     )
-    return text, {"title": " ".join((tree.title or "").split()), "language": language}
+    if options["markdown"]:
+        text = to_markdown(text, options)
+    return text, page_metadata(tree)
+
+
+def write_tables(tree: HTMLTree) -> None:
+    """Write the lines of Markdown around the cells of tables, which resiliparse leaves
+    in lines.
+    """
+    for table in tree.document.query_selector_all("table") if tree.document else ():
+        rows = [[*row.children] for row in table.query_selector_all("tr")]
+        if table.query_selector("table") or max(map(len, rows), default=0) < 2:
+            continue  # layout
+        for cells in rows:
+            for cell in cells:
+                cell.prepend(tree.create_text_node("| "))
+            if cells:
+                cells[-1].append(tree.create_text_node(" |"))
+        rule: Any = tree.create_element("tr")
+        rule.append(tree.create_element("td"))
+        rule.first_child.text = "| --- " * len(rows[0]) + "|"
+        first_row: Any = table.query_selector("tr")
+        first_row.after(rule)
+
+
+def page_metadata(tree: HTMLTree) -> dict[str, object]:
+    """Title and language of a page."""
+    root = None if tree.document is None else tree.document.query_selector("html")
+    language = "" if root is None else root.getattr("lang", "")
+    return {"title": " ".join((tree.title or "").split()), "language": language}
+
+
+def to_markdown(html: str, options: Options) -> str:
+    """Markdown of HTML without boilerplate, in which no character is escaped."""
+    from markdownify import ATX, markdownify
+
+    return markdownify(
+        html,
+        heading_style=ATX,
+        bullets="-",
+        escape_asterisks=False,
+        escape_underscores=False,
+        strip=["img"] if options["links"] else ["a", "img"],
+    )
 
 
 def with_trafilatura(html: str, options: Options) -> Content:
     """Extract with trafilatura, followed by comments if enabled."""
     from trafilatura import bare_extraction
 
+    if options["markdown"]:
+        from resiliparse.parse.html import HTMLTree
+
+        tree = HTMLTree.parse(html)
+        # trafilatura turns these into dollars, and does not escape what is inside
+        write_formulas(tree, r"\({}\)", r" \[{}\] ")
+        html = str(tree)
     document = bare_extraction(
         html,
         favor_precision=options["favor"] == "precision",
@@ -129,6 +169,7 @@ def with_trafilatura(html: str, options: Options) -> Content:
         include_comments=options["comments"],
         include_tables=options["tables"],
         include_links=options["links"],
+        include_formatting=options["markdown"],
         with_metadata=True,
         date_extraction_params={
             "max_date": MAX_PAGE_DATE,
@@ -147,9 +188,71 @@ def with_trafilatura(html: str, options: Options) -> Content:
     }
 
 
+def with_readability(html: str, options: Options) -> Content:
+    """Extract with Mozilla's Readability, as readability-lxml has it; all text of what
+    it keeps is taken.
+    """
+    from readability import Document
+    from resiliparse.parse.html import HTMLTree
+
+    tree = HTMLTree.parse(html)
+    if not _has_text(tree):
+        return "", {}
+    if options["markdown"]:
+        write_formulas(tree)
+        html = str(tree)
+    content = Document(html).summary(html_partial=True)
+    return all_text(content, options), page_metadata(tree)
+
+
+def all_text(html: str, options: Options) -> str:
+    """All text of HTML without boilerplate."""
+    if not options["markdown"]:
+        return with_resiliparse(html, {**options, "favor": "recall"})[0]
+    from resiliparse.parse.html import HTMLTree
+
+    tree = HTMLTree.parse(html)
+    write_formulas(tree)
+    body: Any = tree.body
+    if not options["tables"]:
+        for table in body.query_selector_all("table"):
+            table.decompose()
+    return to_markdown(body.html, options)
+
+
+def with_justext(html: str, options: Options) -> Content:
+    """Extract the paragraphs that jusText takes for text, by the stop words of all its
+    languages, as trafilatura calls it (external.py).
+    """
+    from justext import justext
+    from resiliparse.parse.html import HTMLTree
+
+    tree = HTMLTree.parse(html)
+    if not _has_text(tree):
+        return "", {}
+    paragraphs = justext(html.encode(), justext_stop_words(), encoding=UTF8)
+    text = "\n".join(part.text for part in paragraphs if not part.is_boilerplate)
+    return text, page_metadata(tree)
+
+
+def _has_text(tree: HTMLTree) -> bool:
+    """False for pages that lxml refuses to parse as empty, too."""
+    return tree.body is not None and bool((tree.body.text or "").strip())
+
+
+@cache
+def justext_stop_words() -> frozenset[str]:
+    """Stop words of all languages of jusText."""
+    from justext import get_stoplist, get_stoplists
+
+    return frozenset().union(*map(get_stoplist, get_stoplists()))
+
+
 EXTRACTORS: dict[str, Extractor] = {
     "resiliparse": with_resiliparse,
     "trafilatura": with_trafilatura,
+    "readability": with_readability,
+    "justext": with_justext,
 }
 """Extractors by their names in a source's `extract`."""
 
@@ -160,38 +263,3 @@ def find_extractor(name: str) -> Extractor:
         return EXTRACTORS[name]
     module, _, function = name.partition(":")
     return getattr(import_module(module), function)
-
-
-def main() -> None:
-    """Answer until the requests end. The only argument is JSON, see `Guard._start`."""
-    settings, pages, answers = begin()
-    logging.disable()  # libraries log about each page; errors are part of the answers
-    extractor = find_extractor(settings["extractor"])
-    options: Options = settings["options"]
-    # imports, before the limits apply
-    extract(WARM_UP, "utf-8", "", extractor, options)
-    limit_resource(resource.RLIMIT_AS, settings["memory_bytes"])
-    answer: ExtractorAnswer = {"ready": True}
-    answers.send_bytes(json.dumps(answer).encode())
-    limited = TimeLimited(settings["seconds"])
-    for page in pages:
-        header, _, content = page.partition(b"\n")
-        with limited:
-            try:
-                answer = extract(
-                    content, extractor=extractor, options=options, **json.loads(header)
-                )
-            except UndecodableError as error:
-                answer = {"error": str(error)}
-            except MemoryError:
-                answer = {"memory": True}
-            except Exception as error:  # noqa: BLE001 - any error loses only this page
-                message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                answer = {"error": f"the extractor failed: {message}"}
-        answers.send_bytes(json.dumps(answer).encode())
-        if "memory" in answer:
-            return
-
-
-if __name__ == "__main__":
-    main()

@@ -63,12 +63,14 @@ from gristmill.dataprep.readers.sources import (
     SourceError,
     SourceFile,
     SourceListing,
+    check_libraries,
     find_files,
 )
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.sources import (
     GENERATE,
+    PARTS,
     Ingest,
     OwnReader,
     Paragraphs,
@@ -175,8 +177,8 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
         context: of the stage.
 
     Raises:
-        SourceError: a source matches nothing, has an unknown format, or yields no
-            document.
+        SourceError: a source matches nothing, has an unknown format or one whose
+            library is not installed, or yields no document.
         ChangedInputError: a source's files differ from those that it was planned from.
         DuplicateIdError: records of a source with `on_repeat: fail` repeat the id and
             the text of another record.
@@ -197,6 +199,7 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> IngestSu
     listings = {name: find_files(name, source) for name, source in sources.items()}
     for name, listing in listings.items():
         check_unchanged(name, listing, planned.get(name))
+    check_libraries(listings)
     unsteady = list(try_readers(sources, listings))
     tasks = plan(sources, listings, section.shard_bytes)
     process = partial(ingest_task, str(out), section)
@@ -387,6 +390,7 @@ def reading_of(source: Source) -> Reading:
         source.extract,
         source.encoding_errors,
         source.split.paragraphs if isinstance(source.split, Paragraphs) else None,
+        source.split in PARTS,
     )
 
 

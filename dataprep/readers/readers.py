@@ -28,6 +28,7 @@ from gristmill.dataprep.readers.jsonl import read_jsonl
 from gristmill.dataprep.readers.parquet import TableReader, read_table
 from gristmill.dataprep.readers.pythondocs import python_documents
 from gristmill.dataprep.readers.records import (
+    HTML,
     Ended,
     Input,
     Page,
@@ -40,7 +41,12 @@ from gristmill.dataprep.readers.records import (
     make_record,
     with_end,
 )
-from gristmill.dataprep.readers.sources import FORMAT_OF, SourceFile
+from gristmill.dataprep.readers.sources import (
+    DOCUMENT_FORMATS,
+    FORMAT_OF,
+    FORMATS,
+    SourceFile,
+)
 from gristmill.dataprep.readers.warc import read_warc
 from gristmill.dataprep.text.paragraph_runs import paragraph_runs
 
@@ -97,10 +103,12 @@ def read_file(
     def read_member(member: Input, reading: Reading) -> Iterator[Read] | None:
         extension, packed = compression.split_compression(member.name)
         # the rules of a folder; a member without an extension has the source's format
-        form = known_format = FORMAT_OF.get(extension)
+        form = FORMAT_OF.get(extension)
         if file.members != "auto":
             is_read = (
-                file.members == "text" or known_format == file.members or not extension
+                file.members == "text"
+                or not extension
+                or extension in FORMATS.get(file.members, ())
             )
             form = file.members if is_read else None
         if form is None or form not in _READERS:
@@ -117,19 +125,23 @@ def read_file(
         yield from with_end(records, file.size, meter)
 
 
-def _read_document(item: Input, reading: Reading, html: bool) -> Iterator[Read]:
-    """Read a file as one page, or as the documents of a text, several if it is split;
-    drops a byte order mark and keeps newlines.
+def _read_document(item: Input, reading: Reading, form: str) -> Iterator[Read]:
+    """Read a file as one page or document file, or as the documents of a text, several
+    if it is split; drops a byte order mark and keeps newlines.
     """
     try:
         content = read_whole(item.path, item.compression)
     except (CorruptFileError, RecordTooLongError) as error:
         yield Rejected(1, str(error))
         return
+    if form in DOCUMENT_FORMATS and content:
+        yield Page(1, item.name, content, form=form)
+        return
     binary = format_of_content(content)
     if binary or not content:
         yield Rejected(1, how_to_read(binary) if binary else "empty file")
         return
+    html = form == HTML
     encoding = reading.encoding or (AUTO if html else None)
     errors = reading.encoding_errors
     if html and reading.extract != "none":
@@ -161,8 +173,10 @@ def _read_document(item: Input, reading: Reading, html: bool) -> Iterator[Read]:
 
 
 _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
-    "text": partial(_read_document, html=False),
-    "html": partial(_read_document, html=True),
+    **{
+        form: partial(_read_document, form=form)
+        for form in ("text", HTML, *DOCUMENT_FORMATS)
+    },
     "jsonl": read_jsonl,
     "csv": read_csv,
     "warc": read_warc,

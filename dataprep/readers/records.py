@@ -26,6 +26,7 @@ from gristmill.dataprep.readers.compression import Openable
 
 EXCERPT_CHARACTERS = 200
 NUL = "\0"
+HTML = "html"
 Fields = Mapping[str, Any]
 """A record of a user's file: fields by name, as JSON or Arrow gives them."""
 Metadata = Mapping[str, object]
@@ -81,6 +82,7 @@ class Reading:
         extract: extractor of HTML, or None for the format's default.
         split: split text files into paragraphs of so many characters; None for no
             split.
+        split_parts: split document files into their pages or chapters.
     """
 
     text: str = "text"
@@ -90,6 +92,7 @@ class Reading:
     extract: str | None = None
     encoding_errors: Errors = "replace"
     split: int | None = None
+    split_parts: bool = False
 
     @cached_property
     def is_nested(self) -> bool:
@@ -156,7 +159,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Page:
-    """HTML page whose text is not extracted yet.
+    """HTML page or document file whose text is not extracted yet.
 
     Attributes:
         number: of the record in its file.
@@ -167,6 +170,7 @@ class Page:
         metadata: available before extraction.
         part: member of an archive, or empty.
         errors: handling of invalid bytes.
+        form: HTML, or one of `sources.DOCUMENT_FORMATS`.
     """
 
     number: int
@@ -177,6 +181,7 @@ class Page:
     metadata: Metadata = field(default_factory=dict)
     part: str = ""
     errors: Errors = "replace"
+    form: str = HTML
 
 
 @dataclass(frozen=True)

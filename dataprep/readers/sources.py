@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -195,12 +196,16 @@ def _remote_files(
 
 
 FORMATS = {
+    "docling": (".json",),
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "parquet": (".parquet",),
     "arrow": (".arrow", ".feather"),
     "csv": (".csv", ".tsv"),
     "html": (".html", ".htm", ".xhtml"),
     "warc": (".warc", ".wet", ".arc"),
+    "pdf": (".pdf",),
+    "docx": (".docx",),
+    "epub": (".epub",),
     "tar": (".tar",),
     "zip": (".zip",),
     "text": tuple(
@@ -210,8 +215,16 @@ FORMATS = {
     ),
 }
 """Extensions per format, which may be followed by a compression (.gz, .zst, .bz2,
-.xz), except for Parquet, Arrow and zip.
+.xz), except for Parquet, Arrow and zip; of two formats with one extension, the last is
+`auto`.
 """
+DOCUMENT_FORMATS = ("pdf", "docx", "epub", "docling")
+"""Formats of files whose text the extracting process reads."""
+LIBRARIES = {
+    "pdf": ("pypdfium2", "documents"),
+    "docx": ("mammoth", "documents"),
+}
+"""Format -> library that reads it, and the extra that brings it."""
 ARCHIVES = ("tar", "zip")
 _ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 _WITHOUT_COMPRESSION = ("parquet", "arrow", "zip")
@@ -423,8 +436,8 @@ def _find_files(source: DocumentFiles) -> SourceListing:
         for item in matches
         if kind != "folder"
         or source_format in ("text", OWN)
-        or _format_of_name(item.name)
-        in (FORMATS if source_format == "auto" else (source_format,))
+        or split_compression(item.name)[0]
+        in (FORMAT_OF if source_format == "auto" else FORMATS[source_format])
     ]
     ignored = Counter(
         PurePosixPath(item.name).suffix or "(none)"
@@ -456,6 +469,18 @@ def _with_licences(files: Sequence[SourceFile]) -> list[SourceFile]:
         metadata = {} if statement is None else statement.metadata()
         licensed.append(replace(file, metadata=metadata))
     return licensed
+
+
+def check_libraries(listings: Mapping[str, SourceListing]) -> None:
+    """Raise SourceError if the library of a source's format is not installed."""
+    for name, source_listing in listings.items():
+        for form in sorted({file.format for file in source_listing.files}):
+            library, extra = LIBRARIES.get(form, ("", ""))
+            if library and find_spec(library) is None:
+                raise SourceError(
+                    f"source {name!r}: {library} is not installed (needed by format "
+                    f"{form}); install it with: pip install 'gristmill[{extra}]'"
+                )
 
 
 def _listed(own_listing: OwnListing, base: str) -> list[Found]:
@@ -581,8 +606,8 @@ def _source_file(item: Found, source_format: str, explicit: str = "") -> SourceF
         if known_format is None:
             raise SourceError(
                 f"cannot tell the format of {item.name} by its extension "
-                f"{extension or '(none)'}; set `format:` to text, jsonl, csv, parquet, "
-                f"arrow, html or warc (known extensions: {' '.join(FORMAT_OF)})"
+                f"{extension or '(none)'}; set `format:`, such as text or jsonl (known "
+                f"extensions: {' '.join(FORMAT_OF)})"
             )
         chosen = known_format
     members = ""

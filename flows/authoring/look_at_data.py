@@ -27,7 +27,9 @@ from gristmill.dataprep.readers.compression import (
 from gristmill.dataprep.readers.json_array import is_array, json_lines
 from gristmill.dataprep.readers.parquet import table_rows
 from gristmill.dataprep.readers.pythondocs import is_python_source
+from gristmill.dataprep.readers.records import field_of
 from gristmill.dataprep.readers.sources import (
+    DOCUMENT_FORMATS,
     Found,
     SourceError,
     SourceFile,
@@ -60,7 +62,24 @@ TEXT_NAMES = tuple(
 """Usual names of the text field; otherwise the field with the longest strings is
 taken.
 """
-ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id", "url", "uri")
+OLMOCR_FIELDS = (
+    "metadata.Source-File",
+    "metadata.pdf-total-pages",
+    "attributes.pdf_page_numbers",
+)
+"""Fields of olmOCR's output: the PDF, its pages, and their places in the text."""
+DOCLING = b'"schema_name": "DoclingDocument"'
+"""In the first bytes of Docling's JSON."""
+ID_NAMES = (
+    OLMOCR_FIELDS[0],
+    "id",
+    "uuid",
+    "doc_id",
+    "document_id",
+    "_id",
+    "url",
+    "uri",
+)
 CODE_EXTENSIONS = tuple(
     (
         ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .js .ts .rb .sh .sql .r .jl "
@@ -123,6 +142,7 @@ class Look:
         is_code: True if most of the files, or rows, are programs.
         path_field: field with the path of each program; None if the locator is the
             path.
+        metadata_fields: fields of metadata; empty if the default ones are right.
         split: characters per document of split long texts; None for no splitting.
         remarks: sentences about points to check.
         formats: (format with its compression, number of files, their bytes), the
@@ -140,6 +160,7 @@ class Look:
     extract: bool = False
     is_code: bool = False
     path_field: str | None = None
+    metadata_fields: tuple[str, ...] = ()
     split: int | None = None
     remarks: tuple[str, ...] = ()
     formats: tuple[tuple[str, int, int], ...] = ()
@@ -187,6 +208,9 @@ def look_at(name: str, path: str) -> Look:
             format_name = sniff(entries) if entries else None
             if source.format != "auto" or format_name is None:
                 raise
+            continue
+        if source.format == "auto" and _is_docling(listing.files[0]):
+            format_name, listing = "docling", None
     look = _look_at_files(name, path, source.format, listing.files)
     groups = files_by_format(listing.files)
     if len(groups) > 1:
@@ -211,6 +235,10 @@ def look_at(name: str, path: str) -> Look:
         formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))),
         ignored=listing.ignored,
     )
+
+
+def _is_docling(file: SourceFile) -> bool:
+    return file.name.endswith(".json") and DOCLING in _beginning(file)[0][:4096]
 
 
 def files_by_format(files: Sequence[SourceFile]) -> dict[str, list[SourceFile]]:
@@ -276,6 +304,9 @@ def _look_at_files(
             )
             break
     path_field = code_path_field(rows)
+    is_olmocr = all(
+        field_of(row, name) is not None for row in rows for name in OLMOCR_FIELDS
+    )
     is_page = sum(map(is_html, texts)) * 2 > len(texts)
     row_bytes = sum(map(_row_bytes, rows))
     share = sum(len(text.encode()) for text in texts) / max(row_bytes, 1)
@@ -293,6 +324,7 @@ def _look_at_files(
         extract=is_page,
         is_code=path_field is not None or names_code(rows),
         path_field=path_field,
+        metadata_fields=OLMOCR_FIELDS if is_olmocr else (),
         remarks=tuple(remarks),
     )
 
@@ -322,7 +354,7 @@ def _look_at_texts(
                 f"{size(BOOK_BYTES)}, and are cut into paragraphs"
             )
         remarks = (remark,)
-    is_page = {file.format for file in chosen} <= {"html", "warc"}
+    is_page = {file.format for file in chosen} <= {"html", "warc", *DOCUMENT_FORMATS}
     ratio = text_per_stored_byte(files) if is_page else _content_ratio(chosen)
     stored = sum(file.size for file in files)
     return Look(
@@ -348,6 +380,10 @@ def sniff(entries: Sequence[Found]) -> str | None:
         return "parquet"
     if start.startswith(b"WARC/"):
         return "warc"
+    if start.startswith(b"%PDF-"):
+        return "pdf"
+    if DOCLING in start:
+        return "docling"
     try:
         text = start.decode("utf-8", "strict" if len(start) < 4096 else "ignore")
     except UnicodeDecodeError:
@@ -506,7 +542,8 @@ def id_field(rows: Sequence[Row]) -> str | None:
     None.
     """
     for name in ID_NAMES:
-        ids = [str(row[name]) for row in rows if row.get(name) not in (None, "")]
+        values = [field_of(row, name) for row in rows]
+        ids = [str(value) for value in values if value not in (None, "")]
         if len(ids) == len(rows) == len(set(ids)):
             return name
     return None

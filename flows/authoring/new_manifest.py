@@ -183,6 +183,7 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
             "format": None if look.format == "auto" else look.format,
             "text_field": look.text_field,
             "id_field": look.id_field,
+            "metadata_fields": list(look.metadata_fields) or None,
             "extract": "resiliparse" if look.extract else None,
             "split": {"paragraphs": look.split} if look.split else None,
             "max_epochs": MAX_EPOCHS,

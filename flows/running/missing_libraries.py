@@ -19,6 +19,7 @@ EXTRA_OF = {
     "datasets": "hf",
     "lm_eval": "eval",
     "openlineage": "lineage",
+    **dict.fromkeys(("readability", "markdownify"), "extract"),
     "transformers": "models",
     "datatrove": "languages",
     **{

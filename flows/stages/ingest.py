@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gristmill.flows.stages.sections import dump, without
 from gristmill.flows.stages.stage import (
     Configured,
     Display,
+    Library,
     Requirements,
     Stage,
     always,
@@ -68,13 +69,25 @@ def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> Conf
     return recipe, {"sources": listed}
 
 
+def libraries(manifest: Manifest) -> Iterator[Library]:
+    """Yield the libraries that extractors need; the stage itself asks for those of the
+    formats that it finds.
+    """
+    for name, source in manifest.document_sources.items():
+        key = f"sources.{name}"
+        if source.extract == "readability":
+            yield Library("readability", f"{key}.extract")
+        if source.extract_options.markdown and source.extract != "trafilatura":
+            yield Library("markdownify", f"{key}.extract_options.markdown")
+
+
 STAGE = Stage(
     INGEST,
     4,
     "gristmill.dataprep.readers.ingest:run",
     configure,
     needs,
-    requirements=Requirements(is_parallel=always),
+    requirements=Requirements(is_parallel=always, libraries=libraries),
     display=Display(
         report=(
             "gristmill.flows.report.document_sections:damaged_files",

@@ -40,17 +40,32 @@ Format = Literal[
     "csv",
     "html",
     "warc",
+    "pdf",
+    "docx",
+    "epub",
+    "docling",
     "hf",
     "iceberg",
 ]
 DATASETS: tuple[Format, ...] = ("hf", "iceberg")
 """Formats of folders whose own files say which of them hold data."""
 TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap"]
-Extractor = Literal["resiliparse", "trafilatura", "none"]
+PARTS = {"pages": ("pdf", "docling"), "chapters": ("epub",)}
+"""Parts into which `split` divides document files -> their formats."""
+Extractor = Literal["resiliparse", "trafilatura", "readability", "justext", "none"]
+
+
+LACKING = {
+    "readability": ("favor", "comments"),
+    "justext": ("favor", "tables", "comments", "links", "markdown"),
+}
+"""Extractor -> options that it does not have."""
 
 
 class ExtractOptions(Section):
-    """Parts of a page that count as its text."""
+    """Parts of a page that count as its text, and the form of it."""
+
+    added: ClassVar[tuple[str, ...]] = ("markdown",)
 
     favor: Literal["balanced", "precision", "recall"] = "balanced"
     """`precision` prefers losing text to keeping boilerplate (only trafilatura can do
@@ -62,6 +77,12 @@ class ExtractOptions(Section):
     """Keep readers' comments under an article."""
     links: bool = False
     """Keep the targets of links."""
+    markdown: bool = False
+    """Write headings, lists, tables and code as Markdown, and formulas as LaTeX between
+    dollars: those of MathML with a TeX annotation or `alttext`, of MathJax, KaTeX and
+    MediaWiki, and the alternative texts of images of formulas. justext keeps no
+    structure. Except for trafilatura, this needs the extra `extract`.
+    """
 
 
 class OwnReader(Own):
@@ -117,9 +138,13 @@ class DocumentFiles(Section):
     """
     format: Format = "auto"
     """`auto` decides by file extension. `jsonl` is one JSON object per line, or a JSON
-    array of objects, at most 256 MiB long. PDF, Word and other binary formats need
-    `read`. `csv` is tab-separated in files named `.tsv`. `warc` also covers WET and ARC
-    files: 2xx responses of HTML or plain text, and conversion records, are documents;
+    array of objects, at most 256 MiB long. `csv` is tab-separated in files named
+    `.tsv`. `pdf` is the text layer of PDF files (extra `documents`); pages without one,
+    such as scans, are quarantined: they need OCR first. `docx` is Word (extra
+    `documents`), `epub` books. A document is a file; its metadata `part_ends` has the
+    end of each page or chapter in the text, in characters. `docling` is the JSON that
+    Docling writes; olmOCR writes `jsonl`. Other binary formats need
+    `read`. `warc` also covers WET and ARC files: 2xx responses of HTML or plain text, and conversion records, are documents;
     all other records are counted as skipped. The type of a response that declares none
     is detected as browsers do. `hf` is a folder of Hugging Face `datasets`, saved with
     `save_to_disk` or in the layout of the hub; none of its code is run. `iceberg` is
@@ -127,10 +152,11 @@ class DocumentFiles(Section):
     are read (extra `iceberg`); tables with row deletions are refused.
     """
     split: str | Paragraphs | None = None
-    """How text files that hold a book are split into documents: `{paragraphs: 4000}`
-    into whole paragraphs of at least that many characters. All of the text is kept, and
-    a document's locator ends with `#` and its number. If absent, a file is one
-    document. For `format: hf`: the split to read, `train` if absent.
+    """How files are split into documents, whose locators end with `#` and their number:
+    `{paragraphs: 4000}` splits text files that hold a book into whole paragraphs of at
+    least that many characters, `pages` splits PDF and Docling files, `chapters` EPUB
+    files. All of the text is kept. If absent, a file is one document. For `format: hf`:
+    the split to read, `train` if absent.
     """
     text_field: str = "text"
     """Column or JSON key of the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b`
@@ -171,10 +197,12 @@ class DocumentFiles(Section):
     """Extractor of the main text from HTML. If absent: `resiliparse` for HTML and WARC
     (DCLM, section 4.2: models trained on its text are as good as those on
     trafilatura's, and it is 8 times as fast); none for the other formats, whose text
-    field is treated as HTML only if an extractor is set. `none` keeps the markup.
+    field is treated as HTML only if an extractor is set. `readability` is
+    readability-lxml (extra `extract`), `justext` jusText with the stop words of all its
+    languages. `none` keeps the markup. Word and EPUB files are read whole.
     """
     extract_options: ExtractOptions = ExtractOptions()
-    """Parts of a page that count as its text."""
+    """Parts of a page that count as its text; those of a Word or EPUB file, too."""
     limit: Positive | None = None
     """Largest number of documents to read. They are the first of the sorted listing, so
     one worker reads a source with a limit, file after file.
@@ -201,15 +229,20 @@ class DocumentFiles(Section):
         return value
 
     def _problems(self) -> Iterator[str]:
-        if self.split is not None and self.format not in ("hf", "text", "auto"):
+        if isinstance(self.split, Paragraphs):
+            splits: tuple[str, ...] = ("hf", "text")
+        else:
+            splits = ("hf", *PARTS.get(self.split or "", ()))
+        if self.split is not None and self.format not in (*splits, "auto"):
             yield (
-                "`split` splits text files, or names a split of `format: hf`; "
-                f"format {self.format} supports neither"
+                f"`split: {self.split}` does not split format {self.format}; use "
+                "`{paragraphs: 4000}` for text, `pages` for pdf and docling, "
+                "`chapters` for epub, or a split of `format: hf`"
             )
-        if self.format != "hf" and isinstance(self.split, str):
+        if self.format == "auto" and splits == ("hf",) and self.split is not None:
             yield (
                 f"`split: {self.split}` is not a way to split a text; use "
-                "`{paragraphs: 4000}`, or set `format: hf`"
+                "`{paragraphs: 4000}`, `pages` or `chapters`, or set `format: hf`"
             )
         if self.format == "hf" and isinstance(self.split, Paragraphs):
             yield (
@@ -230,6 +263,13 @@ class DocumentFiles(Section):
             )
         if self.extract_options.favor == "precision" and self.extract != "trafilatura":
             yield "only trafilatura can favor precision; add `extract: trafilatura`"
+        for name in LACKING.get(self.extract or "", ()):
+            default = ExtractOptions.model_fields[name].default
+            if getattr(self.extract_options, name) != default:
+                yield (
+                    f"{self.extract} has no choice of `{name}`; remove it, or take "
+                    "another extractor"
+                )
 
 
 class MixedSource(Section):

@@ -4,17 +4,14 @@ correct.
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +25,6 @@ from benchmarks.dataprep import (
 )
 from benchmarks.dataprep.judges import FOLDS, auc, folds
 from benchmarks.dataprep.language import accuracy, macro_f1
-from benchmarks.dataprep.reading import Score, Snippets, score
 from benchmarks.dataprep.spans import repeated_bytes, write_shards
 from benchmarks.measuring import process_tree
 from gristmill.dataprep.dedup.shingles import shingle_sets, similarities
@@ -170,49 +166,6 @@ def test_the_memory_of_a_process_tree_is_that_of_its_members() -> None:
     assert len(tree) == 2
     assert sizes[0] < 30_000_000 < sizes[1] < 100_000_000
     assert memory_of(parent.pid) == (0, 0)
-
-
-def test_scores_count_snippets_over_all_pages() -> None:
-    labelled = {
-        "a": Snippets(["one two", "three"], ["menu"]),
-        "b": Snippets(["four"], ["advert", "footer"]),
-    }
-    # kept: "one two" and "three" of three wanted snippets, "menu" of the unwanted ones;
-    # page b has no text
-    assert score(labelled, {"a": "Menu, menu: one\n two three"}) == Score(
-        2 / 3, 2 / 3, pytest.approx(2 / 3)
-    )
-    assert score(labelled, {"a": "one two three", "b": "four"}) == Score(1.0, 1.0, 1.0)
-    assert score(labelled, {}) == Score(0.0, 0.0, 0.0)
-
-
-@pytest.mark.slow
-def test_rows_compare_each_extractor_with_all_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "web/trafilatura_cc"
-    folder.mkdir(parents=True)
-    text = (
-        "The mill grinds slowly, yet it grinds exceedingly small, as the old saying "
-        "has it. " * 5
-    )
-    page = f"<html><body><nav><a>Site menu</a></nav><article><p>{text}</p></article></body></html>".encode()
-    entry = {"file": "p.html", "with": ["grinds slowly"], "without": ["Site menu"]}
-    (folder / "evaldata.json").write_text(json.dumps({"http://p.example/": entry}))
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as archive:
-        info = tarfile.TarInfo("html/p.html")
-        info.size = len(page)
-        archive.addfile(info, io.BytesIO(page))
-    (folder / "html.tar.zst").write_bytes(
-        zstandard.ZstdCompressor().compress(sink.getvalue())
-    )
-    monkeypatch.setenv("GRISTMILL_BENCH_DATA", str(tmp_path))
-    scores = {row.name: (row.ours, row.peer) for row in reading.quality_rows()}
-    assert len(scores) == 9
-    for extractor in ("resiliparse", "trafilatura", "trafilatura, favor precision"):
-        assert scores[f"{extractor}: precision"] == (1.0, 0.5)
-        assert scores[f"{extractor}: recall"] == (1.0, 1.0)
 
 
 def test_the_benchmark_of_reading_gets_all_pages_back(tmp_path: Path) -> None:

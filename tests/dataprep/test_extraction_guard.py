@@ -14,6 +14,7 @@ from gristmill.dataprep.readers.extraction_guard import (
     Limits,
     extract_pages,
 )
+from gristmill.dataprep.readers.html import EXTRACTORS
 from gristmill.dataprep.readers.records import (
     Dropped,
     Page,
@@ -23,6 +24,7 @@ from gristmill.dataprep.readers.records import (
     Rejected,
     Skipped,
 )
+from gristmill.mixtures.schema.sources import ExtractOptions
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
 
@@ -248,8 +250,8 @@ def test_built_in_extractors_run_guarded() -> None:
         + b"Some sentence of the text. " * 20
         + b"</p></body></html>"
     )
-    options = {"favor": "balanced", "tables": True, "comments": False, "links": False}
-    for extractor in ("resiliparse", "trafilatura"):
+    options = ExtractOptions().model_dump()
+    for extractor in EXTRACTORS:
         with Guard(extractor, options) as guard:
             (record,) = extract_pages([Page(1, "l", html)], guard, Reading())
         assert isinstance(record, Record)

@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks.store_servers import object_store
 from gristmill.dataprep.runners.errors import MissingEngineError
+from tests.chat_endpoint import Endpoint
 from tests.flows import doc_pages
 from tests.flows.doc_pages import BLOCK, MARKED, run_page
 from tests.flows.hub_stand_in import Hub, serve_hub
@@ -97,6 +98,13 @@ def push_chat_model(hub: Hub, folder: Path) -> None:
     hub.push("HuggingFaceH4/no_robots", {name: sink.getvalue()})
 
 
+def answer_as_extractor(prompt: str) -> str:
+    """Return the heading of the page in a prompt as Markdown."""
+    heading = re.search("<h1>(.*)</h1>", prompt)
+    assert heading is not None
+    return f"# {heading[1]}"
+
+
 STORE_PAGES = {"s3.md": ["s3"], "google-cloud-and-azure.md": ["gs", "az"]}
 """Pages that need a bucket `shelf` -> schemes of its object stores."""
 
@@ -151,6 +159,10 @@ def what_the_page_needs(
             )
             command.chmod(0o755)
             monkeypatch.setattr(doc_pages, "commands_folder", lambda: command.parent)
+            yield
+    elif page.name == "extract-with-a-model.md":
+        with Endpoint(lambda prompt, before: answer_as_extractor(prompt)) as endpoint:
+            monkeypatch.setenv("EXTRACTOR_URL", endpoint.url)
             yield
     elif page.name == "tools-in-rl.md":
         skip_without_sandbox()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.sources import Paragraphs
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.train.models.model_config import shape_of
+from tests.dataprep.binary_documents import make_pdf
 
 MODEL = (
     Path(__file__).resolve().parents[3]
@@ -433,25 +435,55 @@ def test_prose_with_a_few_tags_or_signs_is_not_html() -> None:
     assert not is_html("x <a> y")
 
 
-@pytest.mark.parametrize("name", ["a.pdf", "*.pdf", "."])
+@pytest.mark.parametrize("name", ["a.odt", "*.odt", "."])
 def test_binary_format_error_names_a_reader(name: str, tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7\n1 0 obj\n")
-    with pytest.raises(SourceError, match=r"PDF.*read: \{use: .*pdftotext"):
+    (tmp_path / "a.odt").write_bytes(b"PK\x03\x04\xff")
+    with pytest.raises(SourceError, match=r"OpenDocument.*read: \{use: .*pandoc"):
         look_at("a", str(tmp_path / name))
+
+
+def test_pdf_and_docling_files_are_recognised(tmp_path: Path) -> None:
+    for name in ("a.pdf", "paper"):
+        (tmp_path / name).write_bytes(make_pdf([textwrap.wrap(PARAGRAPH, 80)]))
+    look = look_at("a", str(tmp_path / "a.pdf"))
+    assert look.format == "auto"
+    assert look.text_bytes == pytest.approx(len(PARAGRAPH), rel=0.1)
+    assert look_at("a", str(tmp_path / "paper")).format == "pdf"
+    (tmp_path / "b.json").write_text('{"schema_name": "DoclingDocument", "pages": {}}')
+    look = look_at("a", str(tmp_path / "b.json"))
+    assert look.format == "docling"
+    assert "format: docling" in write_manifest(
+        Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")
+    )
+
+
+def test_output_of_olmocr_is_recognised(tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": str(number),
+            "text": PARAGRAPH,
+            "metadata": {"Source-File": f"{number}.pdf", "pdf-total-pages": 1},
+            "attributes": {"pdf_page_numbers": [[0, len(PARAGRAPH), 1]]},
+        }
+        for number in range(3)
+    ]
+    path = tmp_path / "output.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    look = look_at("a", str(path))
+    assert look.id_field == "metadata.Source-File"
+    assert "attributes.pdf_page_numbers" in look.metadata_fields
 
 
 def test_binary_files_are_detected_by_content_and_ignored_files_are_named(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "book").write_bytes(b"%PDF-1.7\n1 0 obj\n")
+    (tmp_path / "book").write_bytes(b"{\\rtf1")
     with pytest.raises(SourceError, match="cannot tell the format"):
         look_at("a", str(tmp_path / "book"))
-    (tmp_path / "book").rename(tmp_path / "book.docx")
+    (tmp_path / "book").rename(tmp_path / "book.rtf")
     (tmp_path / "a.txt").write_text(PARAGRAPH)
     assert [
-        remark
-        for remark in look_at("a", str(tmp_path)).remarks
-        if "python-docx" in remark
+        remark for remark in look_at("a", str(tmp_path)).remarks if "striprtf" in remark
     ]
 
 

@@ -20,7 +20,10 @@ from gristmill.mixtures.schema.sources import Ingest, Source
             {"extract": "resiliparse", "extract_options": {"favor": "precision"}},
             "only trafilatura can favor precision",
         ),
-        ({"extract": "justext"}, "'resiliparse', 'trafilatura' or 'none'"),
+        ({"extract": "jusText"}, "'resiliparse', 'trafilatura', .* or 'none'"),
+        ({"extract": "justext", "extract_options": {"links": True}}, "justext.*links"),
+        ({"format": "docx", "split": "pages"}, "`split: pages`.*format docx"),
+        ({"format": "pdf", "split": {"paragraphs": 9}}, "format pdf"),
     ],
 )
 def test_inconsistent_source_is_rejected(section: dict[str, Any], message: str) -> None:

@@ -1,0 +1,202 @@
+"""Text of PDF, Word, EPUB and Docling files, as their pages or chapters.
+
+Word and EPUB are HTML on the way, so that tables, lists and code become Markdown as
+those of web pages do. Runs in the extracting process, see `extraction_process`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+from zipfile import ZipFile
+
+from gristmill.dataprep.readers.charsets import AUTO, decode
+from gristmill.dataprep.readers.html import Options, all_text
+
+LINE_HYPHEN = re.compile("[\x02\ufffe](?:\r\n)?(?P<next>.?)")
+"""PDFium's marks of a hyphen at the end of a line, and the next line's first letter."""
+PARAGRAPH_JOINT = "\n\n"
+DUBLIN_CORE = "{http://purl.org/dc/elements/1.1/}"
+
+
+class DocumentError(ValueError):
+    """A file cannot be read as its format; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class ParsedFile:
+    """Content of a file.
+
+    Attributes:
+        parts: text of each page (PDF, Docling) or chapter (EPUB); one of a Word file.
+        metadata: empty values are left out later.
+        scanned: numbers of the pages that show something, but have no text layer.
+    """
+
+    parts: list[str]
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    scanned: list[int] = field(default_factory=list)
+
+
+def parse_pdf(content: bytes, options: Options) -> ParsedFile:
+    """Read the text layer of a PDF, with the line breaks of its pages."""
+    from pypdfium2 import PdfDocument
+
+    parts, scanned = [], []
+    with PdfDocument(content) as document:
+        for number, page in enumerate(document, start=1):
+            text = page.get_textpage().get_text_bounded()
+            text = LINE_HYPHEN.sub(_joined, text).replace("\r\n", "\n")
+            parts.append(text.replace("\0", ""))
+            if not text.strip() and next(page.get_objects(), None) is not None:
+                scanned.append(number)
+        information = document.get_metadata_dict()
+    metadata = {
+        "title": information.get("Title"),
+        "author": information.get("Author"),
+        "pages": len(parts),
+    }
+    return ParsedFile(parts, metadata, scanned)
+
+
+def _joined(hyphen: re.Match[str]) -> str:
+    """The next line's letter, after a hyphen unless it goes on with the word."""
+    letter = hyphen["next"]
+    return letter if letter.islower() else f"-{letter}"
+
+
+def parse_docx(content: bytes, options: Options) -> ParsedFile:
+    """Read a Word document, without its pictures."""
+    from mammoth import convert_to_html
+
+    html = convert_to_html(io.BytesIO(content), convert_image=lambda image: []).value
+    return ParsedFile([all_text(html, options)])
+
+
+def parse_epub(content: bytes, options: Options) -> ParsedFile:
+    """Read the chapters of an EPUB in reading order (EPUB 3.3, section 5.7), without
+    its table of contents.
+
+    Raises:
+        DocumentError: it is encrypted.
+    """
+    with ZipFile(io.BytesIO(content)) as archive:
+        container = _xml(archive.read("META-INF/container.xml"))
+        package_name = container.find(".//{*}rootfile").get("full-path")
+        package = _xml(archive.read(package_name))
+        items = {
+            item.get("id"): item
+            for item in package.iterfind("{*}manifest/{*}item")
+            if "nav" not in (item.get("properties") or "").split()
+        }
+        chapters = [
+            posixpath.normpath(
+                posixpath.join(
+                    posixpath.dirname(package_name),
+                    unquote(items[reference.get("idref")].get("href")),
+                )
+            )
+            for reference in package.iterfind("{*}spine/{*}itemref")
+            if reference.get("idref") in items and reference.get("linear") != "no"
+        ]
+        if "META-INF/encryption.xml" in archive.namelist():
+            encryption = _xml(archive.read("META-INF/encryption.xml"))
+            encrypted = {
+                unquote(place.get("URI"))
+                for place in encryption.iterfind(".//{*}CipherReference")
+            }
+            if not encrypted.isdisjoint(chapters):  # fonts alone are common
+                raise DocumentError("the EPUB is encrypted; get it without protection")
+        parts = [
+            all_text(decode(archive.read(name), AUTO, html=True).text, options)
+            for name in chapters
+        ]
+    metadata = {
+        "title": package.findtext(f".//{DUBLIN_CORE}title"),
+        "author": package.findtext(f".//{DUBLIN_CORE}creator"),
+        "language": package.findtext(f".//{DUBLIN_CORE}language"),
+        "published": package.findtext(f".//{DUBLIN_CORE}date"),
+        "chapters": len(parts),
+    }
+    return ParsedFile(parts, metadata)
+
+
+def parse_docling(content: bytes, options: Options) -> ParsedFile:
+    """Read what Docling writes as JSON (DoclingDocument), without headers and footers
+    of pages.
+
+    Raises:
+        DocumentError: it is other JSON.
+    """
+    document = json.loads(content)
+    if document.get("schema_name") != "DoclingDocument":
+        raise DocumentError("this JSON is not Docling's; remove `format: docling`")
+    pages = {int(page): "" for page in document["pages"]} or {1: ""}
+    page = min(pages)
+    last_label = ""
+    for item in _docling_items(document, document["body"]):
+        for place in item.get("prov", ())[:1]:
+            page = place["page_no"]
+        label = item["label"]
+        block = _docling_block(item, bool(options["markdown"]))
+        if block:
+            is_next_item = label == last_label == "list_item"
+            joint = "\n" if is_next_item else PARAGRAPH_JOINT
+            pages[page] += block if not pages[page] else joint + block
+            last_label = label
+    metadata = {
+        "file": (document.get("origin") or {}).get("filename"),
+        "pages": len(document["pages"]),
+    }
+    return ParsedFile([pages[number] for number in sorted(pages)], metadata)
+
+
+def _docling_items(document: Any, parent: Any) -> Iterator[Any]:
+    """Items below an item in reading order, those that hold content."""
+    for reference in parent["children"]:
+        _, kind, place = reference["$ref"].split("/")
+        item = document[kind][int(place)]
+        if item.get("content_layer", "body") == "body":
+            yield item
+            yield from _docling_items(document, item)
+
+
+def _docling_block(item: Any, markdown: bool) -> str:
+    """Text of an item; empty for groups and pictures."""
+    label = item["label"]
+    if "data" in item and "grid" in item["data"]:
+        rows = [[cell["text"] for cell in row] for row in item["data"]["grid"]]
+        if not markdown:
+            return "\n".join("\t".join(row) for row in rows)
+        rows[1:1] = [["---"] * len(rows[0])] if rows else []
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    text: str = item.get("text", "")
+    if not markdown or not text:
+        return text
+    if label in ("title", "section_header"):
+        return f"{'#' * (1 + item.get('level', 0))} {text}"
+    if label == "list_item":
+        return f"{item['marker'] if item.get('enumerated') else '-'} {text}"
+    return {"code": f"```\n{text}\n```", "formula": f"$${text}$$"}.get(label, text)
+
+
+PARSERS: dict[str, Callable[[bytes, Options], ParsedFile]] = {
+    "pdf": parse_pdf,
+    "docx": parse_docx,
+    "epub": parse_epub,
+    "docling": parse_docling,
+}
+"""Functions of the formats in `sources.DOCUMENT_FORMATS`."""
+
+
+def _xml(content: bytes) -> Any:
+    """Root of an XML file, without outside entities."""
+    from lxml.etree import XMLParser, fromstring
+
+    return fromstring(content, XMLParser(resolve_entities=False, no_network=True))
