@@ -384,13 +384,7 @@ class AblationRun:
         # The set has no more documents than it reads with their copies, but some.
         fewer = {
             source: pool.get(source, 1.0)
-            * min(
-                1.0,
-                max(
-                    epochs / (1 + REPEATED_SHARE * (COPIES - 1)),
-                    LEAST_TOKENS / max(1, kept[source]),
-                ),
-            )
+            * share_read(epochs / (1 + REPEATED_SHARE * (COPIES - 1)), kept[source])
             for source, epochs in first.epochs.items()
         }
         duplicated = replace(
@@ -432,7 +426,9 @@ class AblationRun:
             except StageFailedError:
                 continue  # the arm's training reports it
             for source, entry in packed_manifest(mixing)["realised"].items():
-                pool[source] = min(pool.get(source, 1.0), entry["epochs"] or 1.0)
+                if entry["tokens"]:
+                    share = share_read(entry["epochs"], entry["available_tokens"])
+                    pool[source] = min(pool.get(source, 1.0), share)
         return pool
 
     def overrides(
@@ -467,6 +463,13 @@ class AblationRun:
             server=self.server,
         )
         return [trained_arm(name, group) for name, group in groups.items()]
+
+
+def share_read(epochs: float, tokens: int) -> float:
+    """Share of a source's documents that have the tokens of less than an epoch, but are
+    several documents.
+    """
+    return min(1.0, max(epochs, LEAST_TOKENS / max(1, tokens)))
 
 
 def title_of(trial: Trial) -> str:

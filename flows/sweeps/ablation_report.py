@@ -153,7 +153,7 @@ def describe_verdict(results: AblationResults) -> Iterator[str]:
             "" if control.is_required else f" differences below {trial.smallest:.4f}"
         )
         failure = describe_failure(control)
-        yield f"this budget cannot tell{below} ({trial.trial.rate} rate): {failure}"
+        yield f"{title_of(trial.trial)}: this budget cannot tell{below}: {failure}"
     smallest = max(trial.detectable for trial in deciding)
     yield (
         f"{len(results.seeds)} seeds find differences from {smallest:.4f} {UNIT} on, "

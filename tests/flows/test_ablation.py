@@ -476,9 +476,10 @@ def test_equal_pool_has_the_documents_that_the_largest_arm_reads_once(
 
     def packed(session: Session) -> dict[str, Any]:
         books = 0.0 if current == ["no-books"] else 2.0
+        size = {"available_tokens": 10**6}
         realised = {
-            "web": {"epochs": epochs[current[0]]},
-            "books": {"epochs": books},
+            "web": {**size, "tokens": 10, "epochs": epochs[current[0]]},
+            "books": {**size, "tokens": 10 * bool(books), "epochs": books},
         }
         return {"realised": realised}
 
@@ -513,6 +514,13 @@ def test_equal_pool_has_the_documents_that_the_largest_arm_reads_once(
         if setting.startswith("sources.books.where=") and "draw <" in setting
     ]
     assert books == []
+
+
+def test_share_read_has_several_documents() -> None:
+    assert ablation.share_read(0.25, 10**6) == 0.25
+    assert ablation.share_read(0.001, 10**6) == 0.02
+    assert ablation.share_read(0.001, 10_000) == 1.0
+    assert ablation.share_read(3.0, 10**6) == 1.0
 
 
 @given(st.text(alphabet="ab \n"))
