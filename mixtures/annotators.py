@@ -16,8 +16,6 @@ from gristmill.mixtures.yaml_text import read_yaml, unknown_name
 
 SHIPPED = Path(__file__).with_name("annotators.yaml")
 PRESET = "preset"
-STEPS = ("annotate", "judge")
-"""Steps with the key `preset`."""
 
 
 class Annotator(Section):
@@ -30,7 +28,8 @@ class Annotator(Section):
         documents_per_second: by GPU.
         give: keys that the manifest has to give -> their source.
         labels: column -> its values.
-        annotate, judge, filter: settings of the step, one of the three.
+        step: the step that it is a preset of.
+        settings: of the step.
     """
 
     about: str
@@ -44,16 +43,13 @@ class Annotator(Section):
     documents_per_second: dict[str, float] = Field(default_factory=dict)
     give: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
-    annotate: dict[str, object] | None = None
-    judge: dict[str, object] | None = None
-    filter: dict[str, object] | None = None
+    step: str
+    settings: dict[str, object]
 
     @property
-    def step(self) -> str:
-        """The step that it is a preset of."""
-        return next(
-            name for name in (*STEPS, "filter") if getattr(self, name) is not None
-        )
+    def answers(self) -> bool:
+        """True for a language model that is asked."""
+        return "prompt" in self.settings
 
     @property
     def cost(self) -> str:
@@ -99,7 +95,7 @@ def expand_presets(
         if not isinstance(value, dict | list):
             continue
         here = (*at, key)
-        if key in STEPS and isinstance(value, dict) and PRESET in value:
+        if isinstance(value, dict) and PRESET in value:
             try:
                 raw[key] = with_preset(str(key), value, folder)
             except ValueError as error:
@@ -123,12 +119,12 @@ def with_preset(step: str, settings: Mapping[str, Any], folder: Path) -> dict[st
     own = {key: value for key, value in settings.items() if key != PRESET}
     if isinstance(own.get("model"), str):
         own["model"] = {"path": own["model"]}
-    merged = merge(getattr(annotator, step), own)
+    merged = merge(annotator.settings, own)
     model = merged.get("model") or {}
     if not model.keys() & {"path", "folder", "endpoint"}:
         raise ValueError(
             f"{name} needs a `model`: hf://{annotator.weights}@COMMIT, or a folder of it"
-            f"{', or an endpoint that serves it' if step == 'judge' else ''}"
+            f"{', or an endpoint that serves it' if annotator.answers else ''}"
         )
     for key, origin in annotator.give.items():
         value: Any = merged

@@ -66,12 +66,12 @@ def described(name: str, annotator: Annotator) -> list[str]:
     lines += [f"{key}: {value}" for key, value in facts.items() if value]
     lines += ["", "columns:"]
     lines += [f"  {column}: {values}" for column, values in annotator.labels.items()]
-    weights = f"hf://{annotator.weights}@COMMIT"
-    steps = {
-        "annotate": f"{{preset: {name}, model: {weights}}}",
-        "judge": f"{{preset: {name}, model: {{folder: {weights}}}}}",
-        "filter": yaml.safe_dump(annotator.filter, default_flow_style=True).strip(),
-    }
-    lines += ["", "prepare:", f"  - {annotator.step}: {steps[annotator.step]}"]
+    if annotator.weights is None:
+        step = yaml.safe_dump(annotator.settings, default_flow_style=True).strip()
+    else:
+        weights = f"hf://{annotator.weights}@COMMIT"
+        model = f"{{folder: {weights}}}" if annotator.answers else weights
+        step = f"{{preset: {name}, model: {model}}}"
+    lines += ["", "prepare:", f"  - {annotator.step}: {step}"]
     lines += [f"needs {key}: {origin}" for key, origin in annotator.give.items()]
     return lines

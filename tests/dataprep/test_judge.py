@@ -145,8 +145,7 @@ def test_answers_of_a_classifier_match_a_pattern(
 ) -> None:
     answers = iter(["safe", "unsafe\nS1,S10", "perhaps", "safe", "safe"])
     endpoint.behaviour = lambda asked, before: next(answers)
-    settings = read_annotators()["llama-guard-3"].judge
-    assert settings is not None
+    settings = read_annotators()["llama-guard-3"].settings
     model = {"endpoint": endpoint.url, "model": "guard", "concurrency": 1}
     summary, rows = run_judge(shards=1, unusable="pass", **{**settings, "model": model})
     assert [row["judge_verdict"] for row in rows] == [

@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.dataprep.llm.prompting import pattern_problem, read_pattern_answer
 from gristmill.flows.stages.registry import STAGES
-from gristmill.mixtures.annotators import STEPS, read_annotators
+from gristmill.mixtures.annotators import read_annotators
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -35,12 +35,11 @@ def test_every_preset_is_a_valid_step_with_its_columns(
     name: str, tmp_path: Path
 ) -> None:
     annotator = read_annotators()[name]
-    if annotator.step not in STEPS:
-        entry: Any = {annotator.step: annotator.filter}
+    if annotator.weights is None:
+        entry: Any = {annotator.step: annotator.settings}
     else:
         model = f"hf://{annotator.weights}@{COMMIT}"
-        is_judge = annotator.step == "judge"
-        settings = settings_of(name, {"folder" if is_judge else "path": model})
+        settings = settings_of(name, {"folder" if annotator.answers else "path": model})
         entry = {annotator.step: settings}
     (step,) = step_of(str(entry), tmp_path).values()
     if annotator.step == "annotate":
@@ -97,11 +96,11 @@ def test_missing_and_unknown_facts_are_named(
 
 def test_files_of_users_have_presets(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
-        "mine: {about: of mine, annotate: {model: {name: taste}}}\n"
+        "mine: {about: of mine, step: annotate, settings: {model: {name: taste}}}\n"
     )
     text = f"annotate: {{preset: 'mine.yaml#mine', model: {tmp_path}}}"
     assert step_of(text, tmp_path)["annotate"].config.model.name == "taste"
-    (tmp_path / "mine.yaml").write_text("other: {annotate: {}}\n")
+    (tmp_path / "mine.yaml").write_text("other: {step: annotate, settings: {}}\n")
     read_annotators.cache_clear()
     with pytest.raises(ManifestError, match=r"mine\.yaml: other\.about"):
         step_of(text, tmp_path)
@@ -137,7 +136,7 @@ def test_files_of_users_have_presets(tmp_path: Path) -> None:
 def test_answers_of_published_models_are_read(
     name: str, answer: str, values: dict[str, Any]
 ) -> None:
-    settings: Any = read_annotators()[name].judge
+    settings: Any = read_annotators()[name].settings
     schema = settings["answer"]
     assert read_pattern_answer(answer, settings["pattern"], schema) == (values, None)
     read, problem = read_pattern_answer("maybe", settings["pattern"], schema)
