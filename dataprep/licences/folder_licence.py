@@ -93,14 +93,14 @@ def of_folder(folder: Path) -> Statement | None:
     """Statement of a folder's own files: package metadata, else the texts of licences,
     which apply together.
     """
-    with os.scandir(folder) as entries:
-        names = {
-            entry.name
-            for entry in entries
-            if (entry.name in PACKAGE_FILES or _LICENCE_FILE.match(entry.name))
-            and entry.is_file()
-            and entry.stat().st_size <= MAX_BYTES
-        }
+    names = {
+        name
+        for name in (os.listdir(folder) if os.access(folder, os.R_OK) else ())
+        if (name in PACKAGE_FILES or _LICENCE_FILE.match(name))
+        and (folder / name).is_file()
+        and os.access(folder / name, os.R_OK)
+        and (folder / name).stat().st_size <= MAX_BYTES
+    }
     for name, (parse, keys) in PACKAGE_FILES.items():
         if name in names:
             text = (folder / name).read_text(encoding="utf-8", errors="replace")

@@ -12,12 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
 from gristmill.dataprep.documents import Inputs, read_shard
-from gristmill.dataprep.licences.statements import Statement, of_metadata, of_text
+from gristmill.dataprep.licences.statements import (
+    HEADER_CHARACTERS,
+    Statement,
+    of_header,
+    of_metadata,
+)
 from gristmill.dataprep.runners.tasks import Done, ShardTask, run_tasks, shard_tasks
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.spdx import UNKNOWN, is_allowed
@@ -87,18 +93,18 @@ def judge_shard(
         shard.judged_documents.select(columns[1:]),
         partial(measure, section.stated or {}),
     )
-    expressions = measured[SPDX].tolist()
-    verdicts = [verdict(section, expression) for expression in expressions]
+    documents = dict(sorted(Counter(measured[SPDX]).items()))
+    reasons = {expression: verdict(section, expression) for expression in documents}
+    verdicts = [reasons[expression] for expression in measured[SPDX]]
     counts = shard.write_measured(out / task.name, verdicts, measured, errors)
-    kept = [
-        expression
-        for expression, reason in zip(expressions, verdicts, strict=True)
-        if reason is None
-    ]
     result: LicensedShard = {
         "counts": counts,
-        "licences": dict(sorted(Counter(expressions).items())),
-        "licences_kept": dict(sorted(Counter(kept).items())),
+        "licences": documents,
+        "licences_kept": {
+            expression: number
+            for expression, number in documents.items()
+            if reasons[expression] is None
+        },
     }
     return Done([out / task.name], result)
 
@@ -106,33 +112,27 @@ def judge_shard(
 def measure(
     stated: Mapping[str, str], documents: pa.RecordBatch | pa.Table
 ) -> dict[str, np.ndarray]:
-    """Measures of n documents: `spdx`, and `spdx_by`, which is empty if nothing states
-    a licence.
+    """Measures of n documents: `spdx`, by the first statement with an identifier, and
+    `spdx_by`, which is empty if nothing states a licence.
     """
-    statements = [
-        statement_of(*row, stated)
-        for row in zip(
-            *(documents[name].to_pylist() for name in ("source", "text", "metadata")),
-            strict=True,
-        )
-    ]
-    expressions = [(each and each.spdx) or UNKNOWN for each in statements]
+    heads = pc.utf8_slice_codeunits(documents["text"], 0, HEADER_CHARACTERS)
+    columns = documents["source"], heads, documents["metadata"]
+    expressions, places = [], []
+    for source, head, metadata in zip(
+        *(column.to_pylist() for column in columns), strict=True
+    ):
+        statements = [of_header(head), of_metadata(metadata)]
+        if source in stated:
+            statements.append(Statement(stated[source], "source"))
+        named = [statement for statement in statements if statement is not None]
+        known = (statement for statement in named if statement.spdx is not None)
+        chosen = next(known, named[0] if named else Statement("", ""))
+        expressions.append(chosen.spdx or UNKNOWN)
+        places.append(chosen.by)
     return {
         SPDX: np.array(expressions, np.object_),
-        SPDX_BY: np.array([each.by if each else "" for each in statements], np.object_),
+        SPDX_BY: np.array(places, np.object_),
     }
-
-
-def statement_of(
-    source: str, text: str, metadata: str | None, stated: Mapping[str, str]
-) -> Statement | None:
-    """First statement with an identifier about a document, else the first one."""
-    statements = [of_text(text), of_metadata(metadata)]
-    if source in stated:
-        statements.append(Statement(stated[source], "source"))
-    named = [statement for statement in statements if statement is not None]
-    known = (statement for statement in named if statement.spdx is not None)
-    return next(known, named[0] if named else None)
 
 
 def verdict(section: Licences, expression: str) -> str | None:

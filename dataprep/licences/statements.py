@@ -55,9 +55,10 @@ def join(licences: list[str]) -> str:
     return " AND ".join(f"({each})" if " OR " in each else each for each in distinct)
 
 
-def of_text(text: str) -> Statement | None:
-    """Statement of a text's own header; several tags apply together."""
-    head = text[:HEADER_CHARACTERS]
+def of_header(head: str) -> Statement | None:
+    """Statement in the first HEADER_CHARACTERS of a text; several tags apply
+    together.
+    """
     if "SPDX-License-Identifier:" not in head:
         return None
     tags = _HEADER.findall(head)

@@ -58,6 +58,11 @@ def write_cards(session: Session, folder: Path) -> list[str]:
     shares = licence_shares(session, facts)
     origins = source_origins(session, facts)
     listing = find_json(folder / LIST)
+    if listing is not None and listing["format"] != "hf":
+        raise ExportError(
+            f"{folder} holds an export of format {listing['format']}; choose another "
+            "folder, or one that `export-documents --format hf` wrote"
+        )
     if listing is None:
         section = Documents(format="hf")
         exported = describe_documents(committed_corpus(session), section)

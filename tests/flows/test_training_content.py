@@ -213,5 +213,8 @@ def test_cards_beside_an_export_describe_its_files(crawled: Path) -> None:
     assert len(list(dataset.records("documents"))) == 32
     Path("other").mkdir()
     Path("other/README.md").write_text("mine")
-    outcome = CliRunner().invoke(app, ["publish", "m.yaml", "--cards", "other"])
-    assert outcome.exit_code == 2
+    Path("plain").mkdir()
+    Path("plain/_documents.json").write_text('{"format": "parquet"}')
+    for folder in ("other", "plain"):
+        outcome = CliRunner().invoke(app, ["publish", "m.yaml", "--cards", folder])
+        assert outcome.exit_code == 2
