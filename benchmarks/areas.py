@@ -57,6 +57,7 @@ AREAS = {
         "dataprep.decontamination:rows",
         "dataprep.kinds_kept:rows",
     ),
+    "extraction": ("dataprep.extraction:rows",),
     "kinds": ("dataprep.kinds_kept:rows",),
     "dialects": ("dataprep.dialects:rows",),
     "annotators": ("dataprep.annotators:rows",),

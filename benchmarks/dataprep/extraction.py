@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import zstandard
 from resiliparse.extract.html2text import extract_plain_text
@@ -286,7 +287,8 @@ def wikipedia_articles() -> dict[str, Reference]:
         pages[name] = read_pages(snippets)[name]
     references = {}
     for name, page in sorted(pages.items()):
-        article = HTMLTree.parse_from_bytes(page).document.query_selector(ARTICLE)
+        document: Any = HTMLTree.parse_from_bytes(page).document
+        article = document.query_selector(ARTICLE)
         for element in article.query_selector_all(NOT_ARTICLE):
             element.decompose()
         references[name] = reference_of(article.html, page)
@@ -300,15 +302,14 @@ def reference_of(article: str, page: bytes) -> Reference:
         article: HTML of the main text alone.
         page: the whole page.
     """
-    tree = HTMLTree.parse(article)
-    assert tree.document is not None
+    tree: Any = HTMLTree.parse(article)
     formulas = []
     for formula in tree.document.query_selector_all(FORMULA):
-        annotation = formula.query_selector("annotation")
-        source = "".join(annotation.text.split())
-        styled = re.fullmatch(r"\{\\displaystyle(.*)\}", source)
-        formulas.append(styled[1] if styled else source)
-        formula.replace_with(tree.create_text_node(annotation.text))
+        source = " ".join(formula.query_selector("annotation").text.split())
+        styled = re.fullmatch(r"\{\\displaystyle (.*)\}", source)
+        source = styled[1] if styled else source
+        formulas.append("".join(source.split()))
+        formula.replace_with(tree.create_text_node(source))
     table_rows = [
         [text for cell in line.children if words(text := " ".join(cell.text.split()))]
         for line in tree.document.query_selector_all("tr")

@@ -85,14 +85,20 @@ def extract(
     }
 
 
+def parse(html: str) -> HTMLTree:
+    """Parse a page as browsers do."""
+    from resiliparse.parse.html import HTMLTree
+
+    return HTMLTree.parse(html)
+
+
 def with_resiliparse(html: str, options: Options) -> Content:
     """Extract with resiliparse and the settings of DCLM (baselines/mappers: main
     content, no alternative texts).
     """
     from resiliparse.extract.html2text import extract_plain_text
-    from resiliparse.parse.html import HTMLTree
 
-    tree = HTMLTree.parse(html)
+    tree = parse(html)
     if options["markdown"]:
         write_formulas(tree)
         write_tables(tree)
@@ -156,9 +162,7 @@ def with_trafilatura(html: str, options: Options) -> Content:
     from trafilatura import bare_extraction
 
     if options["markdown"]:
-        from resiliparse.parse.html import HTMLTree
-
-        tree = HTMLTree.parse(html)
+        tree = parse(html)
         # trafilatura turns these into dollars, and does not escape what is inside
         write_formulas(tree, r"\({}\)", r" \[{}\] ")
         html = str(tree)
@@ -189,13 +193,12 @@ def with_trafilatura(html: str, options: Options) -> Content:
 
 
 def with_readability(html: str, options: Options) -> Content:
-    """Extract with Mozilla's Readability, as readability-lxml has it; all text of what
-    it keeps is taken.
+    """Extract with readability-lxml (arc90's Readability); all text of what it keeps is
+    taken.
     """
     from readability import Document
-    from resiliparse.parse.html import HTMLTree
 
-    tree = HTMLTree.parse(html)
+    tree = parse(html)
     if not _has_text(tree):
         return "", {}
     if options["markdown"]:
@@ -209,14 +212,12 @@ def all_text(html: str, options: Options) -> str:
     """All text of HTML without boilerplate."""
     if not options["markdown"]:
         return with_resiliparse(html, {**options, "favor": "recall"})[0]
-    from resiliparse.parse.html import HTMLTree
-
-    tree = HTMLTree.parse(html)
+    tree = parse(html)
     write_formulas(tree)
     body: Any = tree.body
     if not options["tables"]:
         for table in body.query_selector_all("table"):
-            table.decompose()
+            table.remove()  # a nested one may follow
     return to_markdown(body.html, options)
 
 
@@ -225,9 +226,8 @@ def with_justext(html: str, options: Options) -> Content:
     languages, as trafilatura calls it (external.py).
     """
     from justext import justext
-    from resiliparse.parse.html import HTMLTree
 
-    tree = HTMLTree.parse(html)
+    tree = parse(html)
     if not _has_text(tree):
         return "", {}
     paragraphs = justext(html.encode(), justext_stop_words(), encoding=UTF8)

@@ -479,7 +479,8 @@ def check_libraries(listings: Mapping[str, SourceListing]) -> None:
             if library and find_spec(library) is None:
                 raise SourceError(
                     f"source {name!r}: {library} is not installed (needed by format "
-                    f"{form}); install it with: pip install 'gristmill[{extra}]'"
+                    f"{form}); install it with: pip install 'gristmill[{extra}]', or "
+                    "name the files to read by a glob, such as folder/**/*.txt"
                 )
 
 

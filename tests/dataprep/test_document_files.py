@@ -1,7 +1,9 @@
 """PDF, Word, EPUB and Docling files: text, structure, pages, scans, damage."""
 
+import io
 import json
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,25 @@ def test_damaged_files_lose_only_themselves(
         "bad.epub",
         "empty.pdf",
     }
+
+
+@pytest.mark.slow
+def test_file_that_unpacks_to_more_than_the_memory_is_lost_alone(
+    folder: Path, make_context: MakeContext
+) -> None:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("META-INF/container.xml", bytes(600 << 20))
+    (folder / "bomb.epub").write_bytes(sink.getvalue())
+    (folder / "good.epub").write_bytes(make_epub({"a.xhtml": "<p>Two</p>"}))
+    config = {
+        "sources": {"files": {"path": str(folder)}},
+        "ingest": {"max_quarantined": 0.9, "extract_memory_bytes": 512 << 20},
+    }
+    summary = ingest.run({}, config, folder.parent / "out", make_context("work"))
+    assert summary.counts["kept"] == 1
+    (row,) = summary.quarantined
+    assert (row["file"], "512 MiB" in row["error"]) == ("bomb.epub", True)
 
 
 def test_word_document_has_its_paragraphs_and_tables(

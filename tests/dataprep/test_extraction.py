@@ -165,3 +165,12 @@ def test_trafilatura_text_is_nfc() -> None:
     text, _ = run("trafilatura", page)
     assert "caf\u00e9 et une \u00c9cole" in text
     assert "\u0301" not in text
+
+
+def test_readability_as_markdown_without_tables() -> None:
+    nested = STRUCTURED.replace(
+        "<th>Flour</th>", "<th><table><tr><td>x</td></tr></table></th>"
+    )
+    text, _ = run("readability", nested.encode(), markdown=True, tables=False)
+    assert "## Use" in text
+    assert "|" not in text
