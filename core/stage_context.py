@@ -48,6 +48,7 @@ class StageDescription(TypedDict, total=False):
         engine: section `engine` of the run.
         fetched: local copies of inputs, by stage.
         outdated: files in the store to delete with the next checkpoint.
+        intended_losses: of a step of `prepare`: column -> its rules about this column.
     """
 
     stage: Required[str]
@@ -61,6 +62,7 @@ class StageDescription(TypedDict, total=False):
     engine: Required[dict[str, object]]
     fetched: dict[str, str]
     outdated: list[str]
+    intended_losses: dict[str, list[str]]
 
 
 def read_inputs(description: StageDescription) -> dict[str, Path]:

@@ -61,6 +61,14 @@ def ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
+def top_reasons(
+    dropped: Mapping[str, int], quarantined: int, most: int = 3
+) -> list[tuple[str, int]]:
+    """The rules that dropped most, quarantine among them."""
+    reasons = {**dropped, "quarantined": quarantined} if quarantined else dropped
+    return ranked(reasons)[:most]
+
+
 def add_counts(parts: Iterable[Tally]) -> Tally:
     """Add nested counts key by key."""
     total: Any = {}

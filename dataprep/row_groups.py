@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from gristmill.dataprep.documents import (
     check_ids,
     column_names,
     open_table,
+    read_table,
+    shard_names,
     stored_text_bytes,
 )
 from gristmill.dataprep.edits import EDITS, apply_edits
@@ -182,6 +184,27 @@ def read_document_rows(
                 place, table.schema.field(place), apply_edits(table["text"], edits)
             )
     return table if columns is None else table.select(columns)
+
+
+def documents_of(
+    inputs: Inputs, ids: Iterable[bytes], columns: Sequence[str]
+) -> dict[bytes, dict[str, Any]]:
+    """Requested columns of some documents by id, their texts with all edits; of other
+    documents only the ids are read.
+    """
+    id_values = pa.array(sorted(set(ids)), pa.binary(ID_BYTES))
+    documents: dict[bytes, dict[str, Any]] = {}
+    if not len(id_values):
+        return documents
+    for shard in shard_names(inputs[INGEST]):
+        ids_of_shard = read_table(inputs[INGEST] / shard, ["id"])["id"]
+        rows = pc.indices_nonzero(pc.is_in(ids_of_shard, id_values)).to_pylist()
+        if rows:
+            table = read_document_rows(inputs, shard, rows, ["id", *columns])
+            documents |= {document["id"]: document for document in table.to_pylist()}
+        if len(documents) == len(id_values):
+            break
+    return documents
 
 
 def read_annotation_rows(

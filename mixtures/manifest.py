@@ -19,13 +19,14 @@ from gristmill.mixtures.scaling.size_rules import take_dial
 from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.schema.evaluation import Documents, Evaluate, Export
 from gristmill.mixtures.schema.generated_source import AnySource, GeneratedSource
+from gristmill.mixtures.schema.guard import Guard
 from gristmill.mixtures.schema.mix import ROW_LENGTH, Mix, TextIndex
 from gristmill.mixtures.schema.model import GivenModel
 from gristmill.mixtures.schema.posttraining import Dpo, Sft
 from gristmill.mixtures.schema.prepare import STEP_SECTIONS, Step, name_steps
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.schema.rl import Reward, Rl
-from gristmill.mixtures.schema.sources import Ingest, Source, TokenSource
+from gristmill.mixtures.schema.sources import INGEST, Ingest, Source, TokenSource
 from gristmill.mixtures.schema.tokenizer import Tokenizer
 from gristmill.mixtures.steps.examples import MadeExamples
 
@@ -48,6 +49,10 @@ class Manifest(Section):
     prepare: tuple[SerializeAsAny[Step], ...] = ()
     """Steps that judge and edit documents, in the order in which they run; a stage may
     occur more than once.
+    """
+    guard: Guard = Guard()
+    """Largest loss of a source, domain or language that a step may cause without a
+    warning.
     """
     documents: Documents | None = None
     tokenizer: Tokenizer | None = None
@@ -102,6 +107,12 @@ class Manifest(Section):
                 strict=True,
             )
         )
+
+    @property
+    def guards(self) -> dict[str, Guard]:
+        """Guards of `ingest` and of each step of `prepare`."""
+        steps = {name: step.guard or self.guard for name, step in self.steps.items()}
+        return {INGEST: self.guard, **steps}
 
     def _sources_of(self, kind: type[Part]) -> dict[str, Part]:
         return {

@@ -224,9 +224,7 @@ def read_items(name: str, path: Path) -> Iterator[Fields]:
             return
         text = decode(read_whole(path, compression), None).text
     except (CorruptFileError, RecordTooLongError, UndecodableError) as error:
-        raise EvaluationSetError(
-            f"{path}: the evaluation set cannot be read: {error}"
-        ) from error
+        raise EvaluationSetError(f"{path} cannot be read: {error}") from error
     if extension in SEPARATORS:
         rows = csv.DictReader(
             io.StringIO(text, newline=""), delimiter=SEPARATORS[extension]

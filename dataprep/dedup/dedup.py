@@ -59,6 +59,8 @@ from gristmill.dataprep.dedup.dedup_keys import (
     KEYS,
     key_table,
 )
+from gristmill.dataprep.dedup.duplicate_kinds import sample_duplicates
+from gristmill.dataprep.dedup.repeats import DuplicateSample
 from gristmill.dataprep.dedup.sketches import (
     seen_path,
     sketch_path,
@@ -140,6 +142,7 @@ class DedupSummary:
         uncompared: kept documents of clusters too large to compare all.
         dropped_by_rule: documents that each rule of `clusters` would drop.
         largest_clusters: of `clusters`.
+        duplicate_sample: duplicates by kind.
         candidate_pairs: compared pairs of documents.
         linked_pairs: pairs of duplicates.
         against: the indexes of older documents.
@@ -151,6 +154,7 @@ class DedupSummary:
     uncompared: int
     dropped_by_rule: Mapping[str, int]
     largest_clusters: Sequence[Cluster]
+    duplicate_sample: DuplicateSample
     candidate_pairs: int
     linked_pairs: int
     against: Sequence[AgainstIndex]
@@ -272,6 +276,14 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
             "what makes such pages alike first (largest_clusters)"
         )
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
+    sample, largest = sample_duplicates(
+        inputs,
+        out / "clusters.parquet",
+        largest_clusters(
+            [cluster for result in decided for cluster in result["largest_clusters"]]
+        ),
+        section.meaning,
+    )
     index = None
     if section.index:
         documents = sum(result["indexed"] for result in applied)
@@ -282,9 +294,8 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         clusters=sum(result["clusters"] for result in decided),
         uncompared=uncompared,
         dropped_by_rule=add_counts(result["dropped_by_rule"] for result in decided),
-        largest_clusters=largest_clusters(
-            [cluster for result in decided for cluster in result["largest_clusters"]]
-        ),
+        largest_clusters=largest,
+        duplicate_sample=sample,
         candidate_pairs=totals["candidates"],
         linked_pairs=totals["linked"],
         against=[AgainstIndex(index.name, index.documents) for index in plan.indexes],

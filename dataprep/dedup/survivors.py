@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -174,11 +174,13 @@ class Cluster(TypedDict):
     Attributes:
         cluster: smallest id in it.
         size: number of documents that the survivor represents, including itself.
+        kind: of its duplicates (`duplicate_kinds`), if they were compared.
     """
 
     cluster: str
     survivor: str
     size: int
+    kind: NotRequired[str]
 
 
 class Dropped(TypedDict):

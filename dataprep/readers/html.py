@@ -21,6 +21,7 @@ from gristmill.dataprep.readers.charsets import (
     decode,
 )
 from gristmill.dataprep.readers.formulas import write_formulas
+from gristmill.dataprep.readers.page_opt_outs import meta_opt_outs
 
 if TYPE_CHECKING:
     from resiliparse.parse.html import HTMLTree
@@ -80,7 +81,7 @@ def extract(
         metadata["encoding"] = decoded.encoding
     return {
         "text": text.strip(),
-        "metadata": metadata,
+        "metadata": {**metadata, **meta_opt_outs(decoded.text)},
         "replaced": decoded.replaced,
     }
 

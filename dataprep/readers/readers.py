@@ -25,6 +25,7 @@ from gristmill.dataprep.readers.compression import (
 )
 from gristmill.dataprep.readers.csv_rows import read_csv
 from gristmill.dataprep.readers.jsonl import read_jsonl
+from gristmill.dataprep.readers.page_opt_outs import meta_opt_outs
 from gristmill.dataprep.readers.parquet import TableReader, read_table
 from gristmill.dataprep.readers.pythondocs import python_documents
 from gristmill.dataprep.readers.records import (
@@ -157,7 +158,7 @@ def _read_document(item: Input, reading: Reading, form: str) -> Iterator[Read]:
         metadata["encoding"] = decoded.encoding
     text = decoded.text
     if html:
-        metadata |= page_licence(text)
+        metadata |= {**page_licence(text), **meta_opt_outs(text)}
     if html or reading.split is None:
         chosen = chosen_metadata(metadata, reading)
         yield make_record(1, item.name, text, chosen, decoded.replaced)

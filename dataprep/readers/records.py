@@ -23,6 +23,7 @@ from gristmill.dataprep.readers.charsets import (
     decode,
 )
 from gristmill.dataprep.readers.compression import Openable
+from gristmill.dataprep.readers.page_opt_outs import OPT_OUT_KEYS
 
 EXCERPT_CHARACTERS = 200
 NUL = "\0"
@@ -416,7 +417,7 @@ def chosen_metadata(values: Metadata, reading: Reading) -> Metadata:
     """Metadata that the source keeps, without empty values."""
     names: Iterable[str] = values
     if reading.metadata is not None:
-        names = (*reading.metadata, LICENCE, STATED_BY)
+        names = (*reading.metadata, LICENCE, STATED_BY, *OPT_OUT_KEYS)
     return {name: values[name] for name in names if values.get(name) not in (None, "")}
 
 

@@ -35,6 +35,7 @@ from gristmill.dataprep.readers.archive_records import (
 )
 from gristmill.dataprep.readers.charsets import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.readers.compression import DecodedStream
+from gristmill.dataprep.readers.page_opt_outs import header_opt_outs, meta_opt_outs
 from gristmill.dataprep.readers.records import (
     EMPTY,
     Dropped,
@@ -258,6 +259,7 @@ class _WarcReader:
         charset_match = _CHARSET.search(declared)
         charset = charset_match.group(1).lower() if charset_match else ""
         metadata["content_type"] = media_type
+        metadata |= header_opt_outs(http.http_headers.items())
         encoding = self.reading.encoding or AUTO
         if media_type == PLAIN_TYPE or self.reading.extract == "none":
             metadata["charset"] = charset
@@ -285,7 +287,7 @@ class _WarcReader:
         if not decoded.text.strip():
             return Dropped(number, EMPTY, locator)
         if html:
-            metadata |= page_licence(decoded.text)
+            metadata |= {**page_licence(decoded.text), **meta_opt_outs(decoded.text)}
         chosen = chosen_metadata(metadata, self.reading)
         return make_record(number, locator, decoded.text, chosen, decoded.replaced)
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.corpus import CLUSTERS
 from gristmill.dataprep.documents import annotation_stages, read_table
-from gristmill.dataprep.row_groups import read_matching
+from gristmill.dataprep.row_groups import documents_of, read_matching
 from gristmill.flows.browser.addresses import (
     DOCUMENTS,
     Hash,
@@ -40,7 +40,6 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.pages.text_diff import COMPARED_WORDS, differences
-from gristmill.flows.questions.find_documents import documents_of
 
 CLUSTERS_ON_PAGE = 50
 MEMBERS_ON_PAGE = 100

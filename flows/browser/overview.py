@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.secrets import mask_text
+from gristmill.dataprep.conservation import top_reasons
 from gristmill.flows.browser.addresses import DOCUMENTS, Search, address
 from gristmill.flows.browser.browsed_run import BrowsedRun
 from gristmill.flows.browser.cluster_pages import steps_with_clusters
@@ -26,7 +27,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.questions.status import describe_running, stage_states
-from gristmill.flows.report.facts import funnel, top_reasons
+from gristmill.flows.report.facts import funnel
 from gristmill.flows.report.stage_summaries import Counts, StageCounts
 
 MOST_REASONS = 6

@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {
         'group by 1"',
         "licences": "gristmill licences mine.yaml --json",
         "whatif": "gristmill whatif mine.yaml --set filter.gopher_quality.min_words=40",
+        "losses": "gristmill losses mine.yaml",
         "dialects": "gristmill dialects mine.yaml",
         "trace": "gristmill trace mine.yaml --step 1200",
         "compare": "gristmill compare last-1 last",

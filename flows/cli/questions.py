@@ -1,5 +1,5 @@
 """Commands that inspect a run's data: `explain`, `search`, `query`, `whatif`,
-`dialects`, `trace`, `takedown`, `continue`, `browse`.
+`losses`, `dialects`, `trace`, `takedown`, `continue`, `browse`.
 """
 
 from __future__ import annotations
@@ -215,6 +215,22 @@ def whatif(
         comparison, samples, None if tokenized is None else tokenized.data
     )
     print_json(replayed) if as_json else replayed.show()
+
+
+@app.command()
+def losses(
+    manifest: ManifestArgument,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the sources, domains and languages that the preparation lost, with the rules
+    and examples.
+    """
+    from gristmill.flows.questions.losses import losses as report
+
+    loss_report = report(open_or_exit(manifest, set_, store))
+    print_json(loss_report) if as_json else loss_report.show()
 
 
 @app.command()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gristmill.dataprep.conservation import top_reasons
 from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.pages.page_elements import Figure, Part, page_of, table
 from gristmill.flows.pages.pictures import curves
-from gristmill.flows.report.facts import top_reasons, training
+from gristmill.flows.report.facts import training
 from gristmill.flows.report.stage_summaries import Counts, read_as
 from gristmill.flows.report.training import points_of, reward_points
 from gristmill.flows.running.events import Outcome

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import hexdigits
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +18,7 @@ from gristmill.dataprep.documents import (
     read_table,
     shard_names,
 )
-from gristmill.dataprep.row_groups import find_ids, read_document_rows
+from gristmill.dataprep.row_groups import find_ids
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.schema.sources import INGEST
@@ -139,24 +137,3 @@ def is_hex(text: str) -> bool:
 def is_id(text: str) -> bool:
     """Return True for a whole id."""
     return len(text) == 2 * ID_BYTES and is_hex(text)
-
-
-def documents_of(
-    inputs: Inputs, ids: Iterable[bytes], columns: Sequence[str]
-) -> dict[bytes, dict[str, Any]]:
-    """Return the requested columns of some documents by id, their texts with all edits;
-    of other documents only the ids are read.
-    """
-    id_values = pa.array(sorted(set(ids)), pa.binary(ID_BYTES))
-    documents: dict[bytes, dict[str, Any]] = {}
-    if not len(id_values):
-        return documents
-    for shard in shard_names(inputs[INGEST]):
-        ids_of_shard = read_table(inputs[INGEST] / shard, ["id"])["id"]
-        rows = pc.indices_nonzero(pc.is_in(ids_of_shard, id_values)).to_pylist()
-        if rows:
-            table = read_document_rows(inputs, shard, rows, ["id", *columns])
-            documents |= {document["id"]: document for document in table.to_pylist()}
-        if len(documents) == len(id_values):
-            break
-    return documents

@@ -21,9 +21,9 @@ from gristmill.core.progress import (
     seconds_left,
 )
 from gristmill.core.store import Store
+from gristmill.dataprep.conservation import top_reasons
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.report.facts import top_reasons
 from gristmill.flows.running.run_records import RunContent
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from gristmill.dataprep.conservation import ranked
+from gristmill.dataprep.conservation import ranked, top_reasons
 from gristmill.dataprep.quality.separation import DistilledAgreement
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages import pictures
@@ -25,14 +25,12 @@ from gristmill.flows.pages.page_elements import (
     section_of,
     table,
 )
-from gristmill.flows.report.facts import (
-    Facts,
-    eaten_sources,
-    top_reasons,
-)
+from gristmill.flows.questions.losses import loss_table
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import (
     Binned,
     Counts,
+    FoundOptOuts,
     Leaks,
     Row,
     StageCounts,
@@ -47,7 +45,7 @@ MOST_LANGUAGES = 20
 
 def document_sections(facts: Facts) -> list[MaybeSection]:
     """The sections about all steps together; None for those without content."""
-    return [section(facts) for section in (funnel, reasons, cuts, quarantine)]
+    return [section(facts) for section in (funnel, losses, reasons, cuts, quarantine)]
 
 
 def funnel(facts: Facts) -> MaybeSection:
@@ -87,7 +85,6 @@ def funnel(facts: Facts) -> MaybeSection:
         Figure(picture, "Text kept after each stage."),
         table({"stage": "", **columns, "tokens kept": ">"}, rows),
         None if facts.funnel[0].tokens_kept is None else estimate,
-        [f"{sentence}." for sentence in eaten_sources(facts.funnel)],
         by_source(facts),
         commands,
     )
@@ -132,6 +129,30 @@ def tokens_kept(counts: Counts, row: StageCounts) -> str:
     if counts.tokens_kept is None:
         return ""
     return f"{'' if row.tokens_exact else '≈ '}{counts.tokens_kept:,.0f}"
+
+
+def losses(facts: Facts) -> MaybeSection:
+    """Sources, domains and languages that lost most of their documents."""
+    report = facts.losses
+    if not report.groups:
+        return None
+    examples = [
+        Entry(
+            f"{group.group}: {loss.reason} of {loss.step}",
+            "\n".join(f"{lost.id[:16]} {lost.locator}" for lost in loss.examples),
+        )
+        for group in report.vanished
+        for loss in group.steps[:1]
+    ]
+    return section_of(
+        "Losses by source, domain and language",
+        Note(report.verdict(), "warning" if report.vanished else "note"),
+        loss_table(report),
+        Details("Examples of what they lost", [Listing("dropped documents", examples)])
+        if examples
+        else None,
+        [f"{step}: {sentence}." for step, sentence in report.duplicates.items()],
+    )
 
 
 def reasons(facts: Facts) -> MaybeSection:
@@ -317,7 +338,7 @@ def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
     summary = facts.step(name)
     dropped = summary.dropped_by_rule
     rows = [
-        [cluster.locator, cluster.survivor[:16], cluster.size]
+        [cluster.locator, cluster.survivor[:16], cluster.size, cluster.kind]
         for cluster in clusters.largest
     ]
     by_rule = (
@@ -332,7 +353,10 @@ def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
         Figure(sizes, "Clusters by their number of documents.")
         if clusters.sizes
         else None,
-        table({"survivor of the largest": "", "id": "", "documents": "d"}, rows),
+        table(
+            {"survivor of the largest": "", "id": "", "documents": "d", "kind": ""},
+            rows,
+        ),
         "`gristmill browse MANIFEST` shows the documents of a cluster side by side.",
     )
 
@@ -443,6 +467,30 @@ def reader(facts: Facts, name: str) -> MaybeSection:
     return section_of(
         f"Model of {name}", table({"model": "", **dict.fromkeys(columns, ",")}, rows)
     )
+
+
+def opt_outs(facts: Facts, name: str = "opt_outs") -> MaybeSection:
+    """Documents with each kind of reservation."""
+    summary = facts.summary(name, FoundOptOuts)
+    texts = ", ".join(
+        f"{kind} {number:,}" for kind, number in summary.with_site_text.items()
+    )
+    return section_of(
+        f"Opt-outs of {name}",
+        f"{summary.addressed:,} of {summary.counts.read:,} documents have an address; "
+        f"with texts of their sites: {texts}.",
+        opt_out_table(summary),
+    )
+
+
+def opt_out_table(summary: FoundOptOuts) -> Table:
+    """Documents with each kind of reservation, and those that it dropped."""
+    rows = [
+        [rule, number, summary.counts.dropped.get(rule, 0)]
+        for rule, number in summary.reserved.items()
+    ]
+    meanings = {"dropped": "by this rule, the first of those that apply"}
+    return table({"reservation": "", "documents": ",", "dropped": ","}, rows, meanings)
 
 
 def repeated_lines(facts: Facts, name: str = "dedup_lines") -> MaybeSection:

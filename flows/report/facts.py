@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
-from gristmill.dataprep.conservation import ranked
 from gristmill.dataprep.documents import read_annotations, shard_names
+from gristmill.dataprep.row_groups import documents_of
 from gristmill.flows.pages.page_elements import ByName
 from gristmill.flows.questions.find_documents import (
     committed_folders,
     committed_inputs,
-    documents_of,
 )
+from gristmill.flows.questions.losses import LossReport, report_losses
 from gristmill.flows.questions.spike_documents import spike_reports, with_origins
 from gristmill.flows.questions.threshold_samples import Cut, describe_cuts
 from gristmill.flows.report.stage_summaries import (
@@ -45,10 +45,6 @@ from gristmill.flows.stages.stage import Stage, imported
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpora
 
-LEAST_KEPT, LEAST_READ = 0.1, 20
-"""A stage that keeps less than that share of a source of so many documents most likely
-judges it by rules for another kind of text, such as source code by those for prose.
-"""
 CLUSTER_SIZES = {
     "2": 2,
     "3-4": 3,
@@ -126,6 +122,7 @@ class Facts:
         stages: of the plan.
         summaries: stage -> its summary as JSON; see `summary`.
         funnel: documents after each step.
+        losses: of sources, domains and languages.
         training: training -> its record.
         spikes: training -> steps that were skipped for their loss.
         cuts: rules that dropped most, of the report alone.
@@ -140,6 +137,7 @@ class Facts:
     stages: Sequence[StageFacts] = ()
     summaries: ByName[ByName[object]] = field(default_factory=dict)
     funnel: Sequence[StageCounts] = ()
+    losses: LossReport = field(default_factory=LossReport)
     training: dict[str, Record] = field(default_factory=dict)
     spikes: dict[str, Sequence[SpikeReport]] = field(default_factory=dict)
     cuts: Sequence[Cut] = ()
@@ -205,6 +203,7 @@ def gather_facts(session: Session, whole: bool = True) -> Facts:
         stages,
         summaries,
         funnel(summaries, session.manifest.steps),
+        report_losses(session.manifest, summaries),
     )
     if INGEST in folders and whole:
         facts.cuts = describe_cuts(session, committed_inputs(session), summaries)
@@ -335,33 +334,6 @@ def with_tokens(rows: Sequence[StageCounts], tokenized: Tokenized) -> list[Stage
             replace(row, tokens_exact=is_last, tokens_kept=total, sources=sources)
         )
     return rows_with_tokens
-
-
-def eaten_sources(rows: Iterable[StageCounts]) -> list[str]:
-    """A sentence about each stage that keeps less than LEAST_KEPT of a source, with the
-    rules that dropped most of it.
-    """
-    sentences = []
-    for row in rows:
-        for name, counts in sorted(row.sources.items()):
-            if counts.read < LEAST_READ or counts.kept >= LEAST_KEPT * counts.read:
-                continue
-            reasons = top_reasons(counts.dropped, counts.quarantined, 2)
-            rules = " and ".join(f"{rule} ({count:,})" for rule, count in reasons)
-            suffix = f", most dropped by {rules}" if rules else ""
-            sentences.append(
-                f"{row.stage} keeps {counts.kept:,} of {counts.read:,} documents of "
-                f"{name!r} ({counts.kept / counts.read:.1%}){suffix}"
-            )
-    return sentences
-
-
-def top_reasons(
-    dropped: ByName[int], quarantined: int, most: int = 3
-) -> list[tuple[str, int]]:
-    """The rules that dropped most, quarantine among them."""
-    reasons = {**dropped, "quarantined": quarantined} if quarantined else dropped
-    return ranked(reasons)[:most]
 
 
 def training(folder: StageFolder) -> list[MetricsLine]:

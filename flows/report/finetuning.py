@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gristmill.dataprep.conservation import top_reasons
 from gristmill.dataprep.examples.kept_examples import PreparedSet
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages.page_elements import (
@@ -22,7 +23,7 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.pages.pictures import curves
 from gristmill.flows.report.document_sections import leaked_items
-from gristmill.flows.report.facts import Facts, top_reasons
+from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.llm_sections import requests_table
 from gristmill.flows.report.stage_summaries import (
     HeldOut,

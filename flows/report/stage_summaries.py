@@ -117,11 +117,12 @@ class ReaderTally(Summary):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A large cluster of duplicates; `survivor` is an id."""
+    """A large cluster of duplicates of one kind; `survivor` is an id."""
 
     survivor: str
     size: int
     locator: str = ""
+    kind: str = ""
 
 
 class Leaks(Summary):
@@ -129,6 +130,15 @@ class Leaks(Summary):
 
     sets: ByName[SetReport] = {}
     matches: Sequence[Row] = ()
+
+
+class FoundOptOuts(Summary):
+    """Summary of `opt_outs`."""
+
+    counts: StageCounts = StageCounts()
+    reserved: ByName[int] = {}
+    addressed: int = 0
+    with_site_text: ByName[int] = {}
 
 
 class Binned(Summary):

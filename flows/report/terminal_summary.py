@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.dataprep.conservation import ranked
+from gristmill.dataprep.conservation import ranked, top_reasons
 from gristmill.dataprep.documents import open_table, shard_names
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages.page_elements import table
@@ -19,9 +19,7 @@ from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.report.evaluation import held_out_tables, some_samples
 from gristmill.flows.report.facts import (
     Facts,
-    eaten_sources,
     gather_facts,
-    top_reasons,
 )
 from gristmill.flows.report.finetuning import prepared_table
 from gristmill.flows.report.mixture import (
@@ -78,7 +76,8 @@ def print_funnel(facts: Facts, console: Console) -> None:
         rows.append([row.stage, row.read, row.kept, row.bytes_kept / 1e6, dropped])
     columns = {"read": ",", "kept": ",", "MB kept": ".1f", "dropped most by": ""}
     print_table(console, table({"stage": "", **columns}, rows), "Documents")
-    _print_notes(console, [reading_note(facts), *eaten_sources(facts.funnel)], "yellow")
+    vanished = facts.losses.verdict() if facts.losses.vanished else None
+    _print_notes(console, [reading_note(facts), vanished], "yellow")
     _print_notes(console, [skipped_note(facts)])
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from gristmill.dataprep.conservation import ranked
+from gristmill.dataprep.count_losses import HOST
 from gristmill.dataprep.exporting.origins import Origin
 from gristmill.dataprep.licences.shares import licence_column
 from gristmill.flows.pages.page_elements import (
@@ -32,6 +33,7 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.query import ask
+from gristmill.flows.report.document_sections import opt_out_table
 from gristmill.flows.report.facts import Facts, gather_facts
 from gristmill.flows.report.licence_shares import (
     licence_shares,
@@ -40,8 +42,10 @@ from gristmill.flows.report.licence_shares import (
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.report import MINUTE
 from gristmill.flows.report.source_origins import source_origins
+from gristmill.flows.report.stage_summaries import FoundOptOuts
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.spdx import UNKNOWN, spdx_of
+from gristmill.mixtures.steps.opt_outs import OptOuts
 from gristmill.mixtures.yaml_text import join_first
 
 SIZES = (
@@ -129,6 +133,7 @@ def training_content(session: Session) -> Page:
         [
             Heading("3.1 Reservations of rights (text and data mining opt-outs)"),
             taken_down,
+            *_reservations(session, facts),
             "How reservations of rights were found and respected when the data was "
             f"collected: {OPEN}.",
             Heading("3.2 Removal of illegal content, and all other steps"),
@@ -151,6 +156,20 @@ def training_content(session: Session) -> Page:
         "for the public summary of training content of general-purpose AI models."
     )
     return Page(f"Training content of {session.manifest.name}", sections, note=note)
+
+
+def _reservations(session: Session, facts: Facts) -> Iterator[Part | str]:
+    """Reservations that each step `opt_outs` found, and dropped."""
+    for name, step in session.manifest.steps.items():
+        if isinstance(step.config, OptOuts) and name in facts.summaries:
+            summary = facts.summary(name, FoundOptOuts)
+            dropped = summary.counts.read - summary.counts.kept
+            yield (
+                f"The step `{name}` found machine-readable reservations, for the agents "
+                f"{', '.join(step.config.agents)}; {dropped:,} of "
+                f"{summary.counts.read:,} documents were removed for one."
+            )
+            yield opt_out_table(summary)
 
 
 def _general(
@@ -299,7 +318,7 @@ def _domains(session: Session, sources: Sequence[str]) -> list[Part]:
         return [Note("Not every document of any source has a web address.")]
     # names are letters, digits, - and _
     names = ", ".join(f"'{name}'" for name in sources)
-    host = r"lower(regexp_extract(url, '^[a-zA-Z]+://(?:[^/@]*@)?(?:www\.)?([^/:?#]+)', 1))"
+    host = f"lower(regexp_extract(url, '{HOST}', 1))"
     sql = (
         f"SELECT {host} AS domain, count(*), sum(strlen(text)) / 1e6 AS size "
         f"FROM documents WHERE kept AND source IN ({names}) GROUP BY domain ORDER BY "

@@ -16,8 +16,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import cast
 
 from gristmill.core.files import (
     as_path,
@@ -146,16 +147,23 @@ def run_stage(folder: Path, description: StageDescription) -> Mapping[str, objec
         answers=folder.parent.parent / ANSWERS,
     )
     run = getattr(importlib.import_module(module), function)
+    inputs, out = read_inputs(description), folder / "data"
     with through(None if context.beam.runner == "local" else folder.parent.parent):
-        result = run(
-            read_inputs(description), description["config"], folder / "data", context
+        result = run(inputs, description["config"], out, context)
+        summary: Mapping[str, object] = (
+            json_object(result)
+            if is_dataclass(result) and not isinstance(result, type)
+            else result
         )
-    summary: Mapping[str, object] = (
-        json_object(result)
-        if is_dataclass(result) and not isinstance(result, type)
-        else result
-    )
-    return summary
+        if "intended_losses" not in description:
+            return summary
+        from gristmill.dataprep.conservation import Counts
+        from gristmill.dataprep.count_losses import count_losses
+
+        intended = description["intended_losses"]
+        counts = cast(Counts, summary["counts"])
+        losses = count_losses(inputs, out, intended, counts, context)
+    return {**summary, "losses": [asdict(loss) for loss in losses]}
 
 
 def write_error(folder: Path, error: BaseException) -> None:

@@ -41,6 +41,7 @@ from gristmill.flows.running.events import (
 from gristmill.flows.running.execute import IN_FORK
 from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
 from gristmill.flows.running.fork_server import ForkServerError
+from gristmill.flows.running.guard_losses import read_losses, vanished
 from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
 from gristmill.flows.running.output_identities import (
     alias_of,
@@ -51,6 +52,7 @@ from gristmill.flows.running.process import Event, StageProcess
 from gristmill.flows.running.stage_server import StageServer, is_forkable
 from gristmill.flows.stages.plan import Node, Plan
 from gristmill.mixtures.schema.engine import Engine
+from gristmill.mixtures.schema.guard import Guard
 from gristmill.mixtures.schema.pretrain import HOW_KEYS
 from gristmill.mixtures.schema.sources import IMPORTED, INGEST
 from gristmill.mixtures.yaml_text import join_first
@@ -127,6 +129,8 @@ class Runner:
     resume_command: str
     repair_command: str = REPAIR
     gc_command: str = "gristmill gc"
+    losses_command: str = "gristmill losses"
+    guards: Mapping[str, Guard] = field(default_factory=dict)
     server: StageServer | None = None
     processes: RunningProcesses = field(default_factory=RunningProcesses)
     _settling: threading.Lock = field(default_factory=threading.Lock)
@@ -147,7 +151,8 @@ class Runner:
 
         Raises:
             RunStoppedError: the run was stopped from another thread.
-            StageFailedError: its inputs are missing, or its process failed.
+            StageFailedError: its inputs are missing, its process failed, or it lost
+                more documents than its guard allows.
             LeaseLostError: another run took over the stage while this one was paused.
         """
         node = self.plan[stage]
@@ -158,6 +163,8 @@ class Runner:
                 with self._settling:
                     settled = settle_from_store(self.plan, self.store, self.name)
                     self.plan.update(settled)
+            if stage in self.guards:
+                self._check_losses(node, outcome.folder, self.guards[stage])
             self.emit(StageFinished(node, outcome))
         except RunStoppedError:
             raise
@@ -165,6 +172,26 @@ class Runner:
             self.emit(StageFailed(node, mask_text(str(error))))
             raise
         return outcome
+
+    def _check_losses(self, node: Node, folder: StageFolder, guard: Guard) -> None:
+        """Warn of every source, domain and language that has lost more than the guard
+        allows, or raise StageFailedError.
+        """
+        if guard.action == "ignore":
+            return
+        losses = read_losses(folder.manifest()["summary"])
+        sentences = [group.describe() for group in vanished(losses, guard)]
+        if not sentences:
+            return
+        notes = [losses.describe_duplicates(), f"see: {self.losses_command}"]
+        sentences[-1] = "; ".join([sentences[-1], *filter(None, notes)])
+        if guard.action == "error":
+            raise StageFailedError(
+                f"{node.name}: {'; '.join(sentences)}\n  its output is kept; change the "
+                f"step, or raise guard.max_loss, and resume with: {self.resume_command}"
+            )
+        for sentence in sentences:
+            self.emit(StageWarning(node, sentence))
 
     def _run_stage(self, node: Node, force: bool, workers: int) -> Outcome:
         stage = node.name
@@ -325,8 +352,15 @@ class Runner:
             "workers": workers or self.engine.workers,
             "ranks": self.engine.num_ranks,
         }
+        step = node.stage.step
+        losses = (
+            {}
+            if step is None
+            else {"intended_losses": dict(step.intended_losses(node.settings))}
+        )
         return {
             **self.header(node),
+            **losses,
             "launch": "torchrun" if node.stage.requirements.torchrun else "process",
             "run": node.stage.run,
             "config": dict(node.config),

@@ -38,6 +38,7 @@ from gristmill.flows.running.events import (
     StageFinished,
     StageStarted,
     StageWaits,
+    StageWarning,
 )
 from gristmill.flows.running.output_identities import alias_of, kept_output
 from gristmill.flows.stages.plan import Node, Plan
@@ -62,7 +63,8 @@ class StageEntry(TypedDict, total=False):
 
     `identity` and `kept` are there if they differ from the fingerprint's; `started` of
     a stage that runs, `error` of one that failed, the others of one with a committed
-    output. `rows` has document counts; `attempts` the changing hosts of a training.
+    output. `rows` has document counts; `attempts` the changing hosts of a training;
+    `warnings` those of this run.
     """
 
     fingerprint: Required[str]
@@ -76,6 +78,7 @@ class StageEntry(TypedDict, total=False):
     note: str
     rows: dict[str, int]
     attempts: list[Attempt]
+    warnings: list[str]
 
 
 class RunContent(TypedDict, total=False):
@@ -105,6 +108,9 @@ class RunRecord:
     content: RunContent
     plan: Plan = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _warnings: dict[str, list[str]] = field(
+        default_factory=lambda: defaultdict(list), repr=False
+    )
 
     @classmethod
     def start(
@@ -141,6 +147,8 @@ class RunRecord:
 
         A store that rejects the record of a start or a failure does not end the stage.
         """
+        if isinstance(event, StageWarning):
+            self._warnings[event.node.name].append(event.message)
         if not isinstance(event, RECORDED):
             return  # a stage that prints must not wait for a slow store
         with self._lock:
@@ -166,6 +174,8 @@ class RunRecord:
                     rows = {kind: counts[kind] for kind in ROWS if kind in counts}
                     if rows:
                         entry["rows"] = rows
+                    if outcome.stage in self._warnings:
+                        entry["warnings"] = self._warnings[outcome.stage]
                     stages[outcome.stage] = entry
                     self.save()
                 case StageStarted() | StageWaits():

@@ -97,6 +97,8 @@ class Session:
             self.command("run"),
             self.command("verify", "--repair"),
             self.gc_command,
+            self.command("losses"),
+            self.manifest.guards,
             server,
         )
 

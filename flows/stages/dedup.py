@@ -16,7 +16,9 @@ from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
-    """Yield a malformed `keep`, or one with a column that no earlier step measures."""
+    """Yield a malformed `keep`, or one with a column that no earlier step measures; and
+    an unusable model of `meaning`.
+    """
     from gristmill.dataprep.dedup.clusters import (
         check_names,
         parse_keep,
@@ -31,6 +33,14 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
         check_names(parse_keep(section.keep), qualified(before))
     except ValueError as error:
         yield (*place, "keep"), str(error).removeprefix("keep: ")
+    if isinstance(section, Dedup) and section.meaning is not None:
+        from gristmill.dataprep.encoders.embeddings import check_embedder
+        from gristmill.dataprep.encoders.model_folders import ModelFolderError
+
+        try:
+            check_embedder(section.meaning)
+        except ModelFolderError as error:
+            yield (*place, "meaning"), str(error)
 
 
 STAGE = Stage(

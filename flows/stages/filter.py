@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gristmill.dataprep.group_losses import IntendedLosses
 from gristmill.flows.stages.langid import model_name
 from gristmill.flows.stages.stage import (
     Display,
@@ -22,7 +23,7 @@ from gristmill.mixtures.base import Judging
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.filter import RULES_LANGUAGE, Filter
 from gristmill.mixtures.steps.langid import LanguageId
-from gristmill.mixtures.steps.rules import columns_of, word_library
+from gristmill.mixtures.steps.rules import Urls, columns_of, word_library
 
 
 def columns(section: Filter) -> Iterable[str]:
@@ -100,6 +101,16 @@ def libraries(section: Filter) -> list[Library]:
     return [Library(name) for name in sorted(_word_libraries(section))]
 
 
+def intended_losses(section: Filter) -> IntendedLosses:
+    """Return the rules on URLs, which are about domains."""
+    prefixes = ["", *(f"{language}/" for language in section.by_language)]
+    return {
+        "domain": [
+            f"{prefix}urls/{name}" for prefix in prefixes for name in Urls.model_fields
+        ]
+    }
+
+
 def _word_libraries(section: Filter) -> set[str]:
     libraries = {
         word_library(rule_set)
@@ -118,6 +129,7 @@ STAGE = Stage(
         Filter,
         columns,
         rules="gristmill.dataprep.filters.replayed_rules:rules",
+        intended_losses=intended_losses,
     ),
     requirements=Requirements(libraries=libraries, preload=preload),
     display=Display(

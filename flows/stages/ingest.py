@@ -83,7 +83,7 @@ def libraries(manifest: Manifest) -> Iterator[Library]:
 
 STAGE = Stage(
     INGEST,
-    4,
+    5,
     "gristmill.dataprep.readers.ingest:run",
     configure,
     needs,

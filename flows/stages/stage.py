@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from gristmill.dataprep.group_losses import IntendedLosses
 from gristmill.mixtures.base import Judging, Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.sources import INGEST
@@ -67,6 +68,7 @@ class PrepareStep:
             recipe.
         rules: `module:function` of the rules that `whatif` can try with other bounds;
             `rules_of` in dataprep/whatif_thresholds.py defines its arguments.
+        intended_losses: (settings) -> column -> its rules that are about this column.
     """
 
     section: type[Judging]
@@ -74,6 +76,7 @@ class PrepareStep:
     pinned_files: Callable[[Any], Collection[str]] = lambda section: ()
     recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
     rules: str = "gristmill.dataprep.whatif_thresholds:rules"
+    intended_losses: Callable[[Any], IntendedLosses] = lambda section: {}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails
 
 from gristmill.mixtures.base import Judging, Section, repeated
+from gristmill.mixtures.schema.guard import Guard
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
@@ -30,6 +31,8 @@ from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.own_steps import Annotate
 
 NAME = "name"
+BESIDE = (NAME, "guard")
+"""Keys of an entry of `prepare` beside its stage."""
 STEP_NAME_PATTERN = r"^[a-z][a-z0-9_-]*$"
 STEP_SECTIONS: dict[str, type[Judging]] = {}
 """Stage -> model of its settings, for every stage that may stand in `prepare`; see
@@ -48,6 +51,10 @@ class Step(Section):
     """Name of the step, beside the stage: `{filter: {...}, name: strict}`. If absent,
     the name of its stage, and `filter-2`, `filter-3` from the second one on.
     """
+    guard: Guard | None = None
+    """Largest loss that this step may cause, beside the stage: `{dedup: {...}, guard:
+    {max_loss: 0.99}}`. The manifest's `guard` if absent.
+    """
 
     @model_validator(mode="wrap")
     @classmethod
@@ -63,10 +70,10 @@ class Step(Section):
         if (
             not isinstance(entry, Mapping)
             or len(stages) > 1
-            or not entry.keys() - {NAME}
+            or not entry.keys() - {*BESIDE}
         ):
             raise ValueError(f"write one stage per entry, one of {', '.join(_ENTRIES)}")
-        unknown = [key for key in entry if key not in (*_ENTRIES, NAME)]
+        unknown = [key for key in entry if key not in (*_ENTRIES, *BESIDE)]
         if unknown:
             raise ValidationError.from_exception_data(
                 cls.__name__,
@@ -94,7 +101,7 @@ class Step(Section):
     @property
     def stage(self) -> str:
         """Name of the stage."""
-        return next(name for name in type(self).model_fields if name != NAME)
+        return next(name for name in type(self).model_fields if name not in BESIDE)
 
     @property
     def config(self) -> Judging:
@@ -115,7 +122,7 @@ def register_step(stage: str, section: type[Judging]) -> None:
 
 
 def step_fields() -> dict[str, FieldInfo]:
-    """Return the keys of an entry of `prepare`: the stages, and a name."""
+    """Return the keys of an entry of `prepare`: the stages, and those beside them."""
     sections = {
         stage: FieldInfo(annotation=section, default=None)
         for stage, section in STEP_SECTIONS.items()

@@ -134,6 +134,7 @@ def test_planted_duplicates_are_dropped_and_unrelated_documents_kept(
         "cluster": rows["both"]["cluster"].hex(),
         "survivor": rows["near3"]["id"].hex(),
         "size": 5,
+        "kind": "revision",
     }
 
 

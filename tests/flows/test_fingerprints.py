@@ -61,6 +61,7 @@ prepare:
   - dedup_substrings
   - quality: {classifier: {positive: [prose], negative: [web]}}
   - decontaminate: {against: ["eval/*.jsonl"], action: excise}
+  - opt_outs: {reservations: {ai_txt: false}}
 documents: {format: hf, where: "language = 'en'"}
 tokenizer: {vocab_size: 512}
 mix: {tokens: 20_000, sequence_length: 64, validation: 0.01, weights: {prose: 0.6, web: 0.2, code: 0.2}}

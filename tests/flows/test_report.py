@@ -22,9 +22,9 @@ from gristmill.dataprep.documents import (
     document_id,
     write_table,
 )
+from gristmill.dataprep.row_groups import documents_of
 from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.pages.page_elements import Figure, Note, Page, Section
-from gristmill.flows.questions.find_documents import documents_of
 from gristmill.flows.questions.threshold_samples import Cut, CutSample
 from gristmill.flows.report.document_sections import (
     cuts,
@@ -36,7 +36,6 @@ from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.facts import (
     Facts,
     cluster_sizes,
-    eaten_sources,
     funnel,
     with_tokens,
 )
@@ -44,7 +43,6 @@ from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.report import costs, stage_sections
 from gristmill.flows.report.stage_summaries import (
     Binned,
-    StageCounts,
     Tokenized,
     read_as,
 )
@@ -451,23 +449,6 @@ def test_terminal_shows_the_tokenizer_fit() -> None:
     assert lines[1] == ["source", "tokens", "MB", "bytes/token", "tokens/word"]
     assert lines[2] == ["b", "60", "0.00", "3.00"]
     assert lines[3] == ["a<b", "40", "0.00", "3.00", "2.00"]
-
-
-def test_mostly_dropped_source_is_reported_with_its_rules() -> None:
-    sources = {
-        "code": {
-            "read": 40,
-            "kept": 3,
-            "dropped": {"gopher/words": 30, "gopher/symbols": 7},
-        },
-        "few": {"read": 5, "kept": 0, "dropped": {"gopher/words": 5}},
-        "web": {"read": 100, "kept": 10, "dropped": {"gopher/words": 90}},
-    }
-    rows = [{"stage": "filter", "read": 145, "kept": 13, "sources": sources}]
-    assert eaten_sources(read_as(list[StageCounts], rows)) == [
-        "filter keeps 3 of 40 documents of 'code' (7.5%), most dropped by "
-        "gopher/words (30) and gopher/symbols (7)"
-    ]
 
 
 def test_loss_spike_is_shown_with_attributed_documents() -> None:

@@ -1,0 +1,41 @@
+"""Documents that a step dropped, by source, domain and language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+GroupColumn = Literal["source", "domain", "language"]
+COLUMNS: tuple[GroupColumn, ...] = get_args(GroupColumn)
+IntendedLosses = Mapping[str, Sequence[str]]
+"""Column -> the rules of a step that are about it, such as a list of languages to keep:
+what they drop is not a loss of a group of that column.
+"""
+
+
+@dataclass(frozen=True)
+class LostDocument:
+    """A dropped document."""
+
+    id: str
+    locator: str
+
+
+@dataclass(frozen=True)
+class GroupLoss:
+    """Documents of a source, domain or language that a step dropped.
+
+    Attributes:
+        column, group: `source` and its name, for example.
+        read, dropped: numbers of documents, without those of rules about the column.
+        reason: the rule that dropped most.
+        examples: of the dropped documents, those with the smallest ids.
+    """
+
+    column: GroupColumn
+    group: str
+    read: int
+    dropped: int
+    reason: str
+    examples: Sequence[LostDocument]

@@ -1,0 +1,181 @@
+"""Stage `opt_outs`: drop documents whose publishers reserve their use for training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.annotate_batches import measure_texts
+from gristmill.dataprep.cleaning.urls import document_urls
+from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
+from gristmill.dataprep.documents import Inputs, read_shard
+from gristmill.dataprep.opt_outs.reservations import (
+    directives_in,
+    disallowed_agents,
+    page_reservation,
+    reserved_usage,
+    site_reservation,
+)
+from gristmill.dataprep.opt_outs.site_texts import (
+    SITE_TEXTS,
+    Site,
+    gather_site_texts,
+    read_sites,
+)
+from gristmill.dataprep.readers.page_opt_outs import OPT_OUT_KEYS
+from gristmill.dataprep.runners.tasks import Done, ShardTask, run_tasks, shard_tasks
+from gristmill.mixtures.base import Recipe
+from gristmill.mixtures.steps.opt_outs import OPT_OUT_RULES, OptOuts
+
+COLUMNS = ["id", "source", "locator", "metadata", "text"]
+
+
+@dataclass(frozen=True)
+class OptOutSummary:
+    """Summary of the opt-outs.
+
+    Attributes:
+        counts: documents by outcome.
+        reserved: rule -> documents with such a reservation, dropped or not.
+        addressed: documents with an address.
+        with_site_text: of these, those whose host has a text in `files`, by kind.
+    """
+
+    counts: Counts
+    reserved: Mapping[str, int]
+    addressed: int
+    with_site_text: Mapping[str, int]
+
+
+class JudgedShard(Counted):
+    """Result of judging a shard; see `OptOutSummary`."""
+
+    reserved: dict[str, int]
+    addressed: int
+    with_site_text: dict[str, int]
+
+
+def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> OptOutSummary:
+    """Find the reservations of every kept document, and drop those of `reservations`.
+
+    Writes one annotation table per document shard, with a column for each rule: the
+    reservation, null if there is none.
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `opt_outs` section (`mixtures.steps.opt_outs.OptOuts`).
+
+    Raises:
+        gristmill.dataprep.opt_outs.site_texts.SiteTextError: a file has no texts of
+            sites.
+        ConservationError, QuarantineError: see `counts`.
+    """
+    section = OptOuts.model_validate(config)
+    site_texts = gather_site_texts(section.files, context)
+    results = run_tasks(
+        "opt_outs",
+        shard_tasks(inputs["ingest"]),
+        partial(
+            judge_shard, inputs=inputs, section=section, site_texts=site_texts, out=out
+        ),
+        context,
+        holds_gil=True,
+    )
+    return OptOutSummary(
+        balance(results, section.max_quarantined, context.stage, errors=out),
+        add_counts(result["reserved"] for result in results),
+        sum(result["addressed"] for result in results),
+        add_counts(result["with_site_text"] for result in results),
+    )
+
+
+def judge_shard(
+    task: ShardTask,
+    inputs: Inputs,
+    section: OptOuts,
+    site_texts: Path | None,
+    out: Path,
+) -> Done[JudgedShard]:
+    """Find the reservations of one document shard and write its annotations."""
+    shard = read_shard(inputs, task.name, COLUMNS, section.sources)
+    documents = shard.judged_documents
+    urls = [url for url in document_urls(documents) if url is not None]
+    hosts = [host_of(url) for url in urls]
+    sites: dict[str, Site] = {}
+    if site_texts is not None:
+        sites = read_sites(site_texts, sorted(set(hosts)))
+    measured, errors = measure_texts(
+        documents, partial(find_reservations, section=section, sites=sites)
+    )
+    rules = [rule for rule in OPT_OUT_RULES if getattr(section.reservations, rule)]
+    reasons = [
+        next((rule for rule in rules if reserved[rule] is not None), None)
+        for reserved in pa.table(measured).to_pylist()
+    ]
+    counts = shard.write_measured(out / task.name, reasons, measured, errors)
+    result = JudgedShard(
+        counts=counts,
+        reserved={
+            rule: len(values) - values.null_count for rule, values in measured.items()
+        },
+        addressed=len(urls),
+        with_site_text={
+            kind: sum(kind in sites[host].texts for host in hosts if host in sites)
+            for kind in SITE_TEXTS
+        },
+    )
+    return Done([out / task.name], result)
+
+
+def host_of(url: str) -> str:
+    """Host of an address in lower case, without its port."""
+    return urlsplit(url).hostname or ""
+
+
+def find_reservations(
+    documents: pa.Table, section: OptOuts, sites: Mapping[str, Site]
+) -> dict[str, pa.Array]:
+    """Reservations of n documents: rule -> n strings, null for none."""
+    rows = [
+        reservations(metadata, url, section, sites)
+        for metadata, url in zip(
+            documents["metadata"].to_pylist(), document_urls(documents), strict=True
+        )
+    ]
+    return {
+        rule: pa.array([row.get(rule) for row in rows], pa.string())
+        for rule in OPT_OUT_RULES
+    }
+
+
+def reservations(
+    metadata_json: str, url: str | None, section: OptOuts, sites: Mapping[str, Site]
+) -> dict[str, str | None]:
+    """Reservations of a document by rule, or None."""
+    metadata: dict[str, str] = {}
+    if url is not None or any(f'"{key}"' in metadata_json for key in OPT_OUT_KEYS):
+        metadata = json.loads(metadata_json)
+    site = Site() if url is None else sites.get(host_of(url), Site())
+    date = str(metadata.get("date", ""))
+    robots, ai_txt, tdmrep = (site.text(kind, date) for kind in SITE_TEXTS)
+    agents: Sequence[str] = section.agents
+    page = page_reservation(metadata)
+    address = url or ""
+    return {
+        "robots_txt": robots and disallowed_agents(robots, address, agents),
+        "content_usage": reserved_usage(
+            metadata.get("content_usage"), robots, address, agents
+        ),
+        "x_robots_tag": directives_in(metadata.get("x_robots_tag"), section.directives),
+        "meta_robots": directives_in(metadata.get("meta_robots"), section.directives),
+        "tdm_reservation": page[0] if page and page[1] else None,
+        "tdmrep": site_reservation(tdmrep, address) if tdmrep and not page else None,
+        "ai_txt": ai_txt and disallowed_agents(ai_txt, address, agents),
+    }

@@ -1,0 +1,120 @@
+"""Losses of a step by source, domain and language."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import Counts, add_counts
+from gristmill.dataprep.count_losses import EXAMPLES, count_losses
+from gristmill.dataprep.documents import Shard, document_id, read_shard
+from gristmill.dataprep.group_losses import GroupLoss, IntendedLosses, LostDocument
+from gristmill.mixtures.schema.guard import LEAST_DOCUMENTS
+from tests.dataprep.document_shards import Document, write_shards
+
+Verdict = tuple[Document, str | None, str | None]
+"""Document, language, and the rule that drops it."""
+
+
+def losses_of(
+    folder: Path, verdicts: list[Verdict], intended: IntendedLosses
+) -> list[GroupLoss]:
+    """Write the verdicts of a step on two shards, and count its losses."""
+    half = len(verdicts) // 2
+    halves = [verdicts[:half], verdicts[half:]]
+    documents = [[verdict[0] for verdict in part] for part in halves]
+    inputs = {"ingest": write_shards(folder / "documents", documents)}
+    counts: list[Counts] = []
+    for number, part in enumerate(halves):
+        name = f"part-{number:05d}.parquet"
+        shard: Shard = read_shard(inputs, name)
+        languages = pa.array([language for _, language, _ in part], pa.string())
+        reasons = [reason for _, _, reason in part]
+        counts.append(
+            shard.write(folder / "step" / name, reasons, {"language": languages})
+        )
+    context = Context(folder / "work", "step", emit=lambda event: None)
+    return count_losses(inputs, folder / "step", intended, add_counts(counts), context)
+
+
+def page(source: str, host: str, number: int) -> Document:
+    return source, f"https://{host}/{number}", f"text {number} of {host}"
+
+
+def test_losses_are_counted_by_every_column(tmp_path: Path) -> None:
+    verdicts: list[Verdict] = [
+        (page("web", "www.a.org", number), "en", "short" if number < 9 else None)
+        for number in range(12)
+    ]
+    verdicts += [(page("web", "b.org", number), "de", None) for number in range(20)]
+    verdicts.append((("books", "one.txt", "a book"), None, "short"))
+    losses = losses_of(tmp_path, verdicts, {})
+    lost = [
+        LostDocument(document_id(*document).hex(), document[1])
+        for document, _, reason in verdicts
+        if reason and document[0] == "web"
+    ]
+    lost.sort(key=lambda document: document.id)
+    examples = lost[:EXAMPLES]
+    assert losses == [
+        GroupLoss("domain", "a.org", 12, 9, "short", examples),
+        GroupLoss("language", "en", 12, 9, "short", examples),
+        GroupLoss("source", "web", 32, 9, "short", examples),
+    ]
+
+
+def test_rules_about_a_column_do_not_count_for_it(tmp_path: Path) -> None:
+    verdicts: list[Verdict] = [
+        (page("web", "a.org", number), "de", "language") for number in range(30)
+    ]
+    verdicts += [
+        (page("web", "b.org", number), "en", "unsure" if number < 15 else None)
+        for number in range(30)
+    ]
+    losses = losses_of(tmp_path, verdicts, {"language": ["language"]})
+    assert [(loss.column, loss.group, loss.dropped) for loss in losses] == [
+        ("domain", "a.org", 30),
+        ("domain", "b.org", 15),
+        ("language", "en", 15),
+        ("source", "web", 45),
+    ]
+    assert {loss.reason for loss in losses if loss.column == "source"} == {"language"}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_losses_equal_a_plain_count(tmp_path: Path, seed: int) -> None:
+    print("seed", seed)
+    source = random.Random(seed)
+    verdicts: list[Verdict] = [
+        (
+            page(source.choice("xyz"), f"h{source.randrange(9)}.org", number),
+            source.choice(["en", "de", None]),
+            source.choice([None, None, "rule/a", "rule/b"]),
+        )
+        for number in range(300)
+    ]
+    read, dropped = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for (name, locator, _), language, reason in verdicts:
+        groups = {
+            "source": name,
+            "domain": locator.split("/")[2],
+            "language": language,
+        }
+        for column, group in groups.items():
+            if group is not None:
+                read[column, group] += 1
+                dropped[column, group] += reason is not None
+    expected = {
+        key: (read[key], dropped[key])
+        for key in read
+        if read[key] >= LEAST_DOCUMENTS and dropped[key]
+    }
+    losses = losses_of(tmp_path, verdicts, {})
+    assert {
+        (loss.column, loss.group): (loss.read, loss.dropped) for loss in losses
+    } == expected
