@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from gristmill.core.files import as_path
 from gristmill.dataprep.words.spacy_words import import_spacy
 from gristmill.mixtures.steps.clean import Entities
 
@@ -44,7 +45,7 @@ def load_pipeline(path: str) -> Language:
         NoPipelineError: the folder has no pipeline.
     """
     try:
-        return import_spacy().load(path, exclude=OTHER_COMPONENTS)
+        return import_spacy().load(as_path(path), exclude=OTHER_COMPONENTS)
     except (OSError, ValueError) as error:
         raise NoPipelineError(f"{path} is not a spaCy pipeline: {error}") from error
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from gristmill.dataprep.corpus import Corpus
 from gristmill.flows.pages.page_elements import table
@@ -125,7 +126,7 @@ def compare_scores(corpus: Corpus, scores: Sequence[str], top: float) -> ScoreAg
     return ScoreAgreement(top, pairs, by_source)
 
 
-def _one_row(corpus: Corpus, sql: str) -> tuple[int, float, float]:
+def _one_row(corpus: Corpus, sql: str) -> Any:
     with ask(corpus, sql) as answer:
         (row,) = answer.rows()
     return row

@@ -115,9 +115,7 @@ class Entities(Section):
     """
 
     path: OutsidePath
-    """Folder of a pipeline with an entity recogniser, or one of the Hub:
-    `hf://spacy/en_core_web_sm@COMMIT`.
-    """
+    """Folder of a pipeline with an entity recogniser: that with its config.cfg."""
     labels: tuple[str, ...] = ("PERSON",)
     """Labels of the pipeline that are masked. English and Chinese pipelines of spaCy
     have `PERSON`, `FAC`, `GPE` and `LOC` (OntoNotes), others `PER` and `LOC`.
