@@ -144,11 +144,14 @@ def early_server(
 @contextmanager
 def proxy_server(plan: Plan, engine: Engine) -> Iterator[StageServer | None]:
     """Server for many small trainings and the stages before them; see
-    `stage_server`.
+    `stage_server`. Trainings on GPUs are not forked.
     """
+    from gristmill.mixtures.schema.engine import visible_gpus
+
+    is_alone = engine.nodes == engine.num_ranks == 1 and not visible_gpus()
     with stage_server(plan, plan, engine) as server:
-        if server is not None and engine.nodes == engine.num_ranks == 1:
-            server.forks_trainings = True
+        if server is not None:
+            server.forks_trainings = is_alone
         yield server
 
 
