@@ -299,7 +299,7 @@ def _header(about: About, exported: Exported) -> str:
     languages = [
         language for language in exported.languages if LANGUAGE_CODE.match(language)
     ]
-    header = {
+    header: dict[str, object] = {
         "pretty_name": about["name"],
         "license": licences[0] if len(licences) == 1 else licences,
         **({"language": languages[:MOST_LANGUAGES]} if languages else {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -89,7 +89,7 @@ def _in_mixture(
     for name, source in session.manifest.token_sources.items():
         licence = spdx_of(source.licence or "") or UNKNOWN
         shares = [*shares, LicenceShare(name, licence, 0, 0, None, 1.0)]
-    totals = Counter[str]()
+    totals: dict[str, float] = defaultdict(float)
     for share in shares:
         totals[share.source] += share.share
     return [
