@@ -276,8 +276,8 @@ def _has_onednn_products() -> bool:
 
 # Same effect as torch.compiler.assume_constant_result, which would load the compiler
 # and add more than a second to every start.
-for _query in (_is_hopper, _has_onednn_products):
-    _query._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_has_onednn_products._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
