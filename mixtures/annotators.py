@@ -114,7 +114,9 @@ def with_preset(step: str, settings: Mapping[str, Any], folder: Path) -> dict[st
     presets = read_annotators(folder / file if file else SHIPPED)
     known = [one for one, annotator in presets.items() if annotator.step == step]
     if name not in known:
-        raise ValueError(f"there is no {unknown_name(name, known, 'presets are')}")
+        raise ValueError(
+            f"there is no annotator {unknown_name(name, known, 'presets are')}"
+        )
     annotator = presets[name]
     own = {key: value for key, value in settings.items() if key != PRESET}
     if isinstance(own.get("model"), str):

@@ -33,7 +33,7 @@ def annotators(
 
     presets = read_annotators()
     if name is not None and name not in presets:
-        fail(f"there is no {unknown_name(name, presets)}")
+        fail(f"there is no annotator {unknown_name(name, presets)}")
     if as_json:
         chosen = presets if name is None else {name: presets[name]}
         print_json(

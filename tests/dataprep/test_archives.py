@@ -4,7 +4,6 @@ import gzip
 import io
 import tarfile
 import zipfile
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -312,8 +311,7 @@ def test_empty_members_are_counted_as_skipped(tmp_path: Path) -> None:
         archive.addfile(member, io.BytesIO(b"text"))
     (file,) = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
     records = list(read_records(file, Reading()))
-    assert Counter(records).most_common(1) == [
-        (Skipped("empty member of an archive"), 300)
-    ]
+    skipped = [record for record in records if isinstance(record, Skipped)]
+    assert skipped == [Skipped("empty member of an archive")] * 300
     assert [record.text for record in records if isinstance(record, Record)] == ["text"]
     assert len(records) == 301

@@ -318,7 +318,7 @@ def test_jobs_of_a_plan_have_dependencies_and_workers(tmp_path: Any) -> None:
 
     plan, engine = planned(tmp_path, "everything")
     jobs = {plan_job.name: plan_job for plan_job in jobs_of(plan, list(plan), engine)}
-    assert jobs["filter"].needs == {"ingest", "clean", "langid"}
+    assert jobs["filter"].needs == {"ingest", "clean", "langid", "licences"}
     assert jobs["sft_prepare"].needs == frozenset()
     assert "export" not in jobs["evaluate"].needs
     assert "evaluate" not in jobs["export"].needs

@@ -146,6 +146,8 @@ OF_MANIFESTS = [
     "mixtures sweep {} --weights grid.yaml --steps 2",
     "ladder {} --sizes 1m,3m --tokens-per-parameter 1,2,3",
     "ablate {} --each-rule --quick",
+    "licences {}",
+    "publish {} --cards out",
 ]
 """Every command that takes a manifest, except `plan`."""
 WRONG_FOR_ALL = (
@@ -258,6 +260,7 @@ ANSWERS = {
     "look absent": "absent does not exist; correct its path",
     "look broken.jsonl": "no row of",
     "look a.txt --out good.yaml": "good.yaml exists and was not changed",
+    "annotators nosuch": "there is no annotator 'nosuch'",
     "recipes nosuch": "no recipe is called 'nosuch'; there are annealing",
     "demo --set pretrain.step=5": "pretrain.step: unknown key",
     "run demo --until tokeniser": "no such stage: 'tokeniser', did you mean 'tokenizer'?",
