@@ -31,7 +31,7 @@ PARTS = {
     "driver's Python": r"runners\.shared_driver",
     "driver's Java": "SparkSubmit|--artifacts-dir",
     "the cluster itself": r"org\.apache\.(spark\.deploy|flink)|spark-class|dask_scheduler"
-    "|raylet|gcs_server|/ray/|ray::",
+    r"|raylet|gcs_server|site-packages/ray/|ray::|ray\.util\.client|bin/ray start",
 }
 """Part -> pattern of its processes' command lines; in this order."""
 OWN_PART = "the run and its stages"

@@ -369,3 +369,40 @@ def test_shipped_files_are_visible_only_inside_the_job(tmp_path: Path) -> None:
     assert next(results) == "a"
     assert as_path(str(words)).read_text() == "of this machine"
     assert next(results) == "carried"
+
+
+RETURNED = """
+import sys
+import psutil
+
+if sys.argv[1:]:
+    from gristmill.dataprep.runners.worker_bootstrap import return_memory
+    return_memory()
+import numpy as np
+import pyarrow as pa
+
+np.ones(30 << 20, np.uint8)
+before = psutil.Process().memory_info().rss
+blocks = [np.ones(1 << 20, np.uint8) for _ in range(48)]
+del blocks
+grown = psutil.Process().memory_info().rss - before
+print(pa.default_memory_pool().backend_name, grown)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_worker_returns_freed_memory_to_the_system() -> None:
+    """Without the settings the first, larger block raises glibc's thresholds, so that the
+    others stay in the process's heap.
+    """
+    kept_and_pools = []
+    for arguments in ([], ["workers"]):
+        output = subprocess.run(
+            [sys.executable, "-c", RETURNED, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        pool, grown = output.split()
+        kept_and_pools.append((int(grown) > 32 << 20, pool == "system"))
+    assert kept_and_pools == [(True, False), (False, True)]

@@ -4,8 +4,13 @@ begins.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engines import clusters
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import connections, futures
@@ -186,3 +192,56 @@ def test_resources_that_ray_never_has_are_an_error_before_work(
     )
     with pytest.raises(WorkerError, match=r"1 s \(engine\.worker_seconds\)"):
         run_tasks("job", [Task("t0", {"n": 0})], fail_on_two, context)
+
+
+NOISE_BYTES = 4_500_000
+NUM_KEYS, NUM_SENDERS = 4, 10
+
+
+def noise(sender: int, key: int) -> bytes:
+    return random.Random(f"{sender} {key}").randbytes(NOISE_BYTES)
+
+
+def send_noise(group: Sequence[Element]) -> Iterator[tuple[int, bytes]]:
+    for name, _ in group:
+        for key in range(NUM_KEYS):
+            yield key, noise(int(name), key)
+
+
+def checksums(contents: Iterable[bytes]) -> list[str]:
+    return sorted(hashlib.sha256(content).hexdigest() for content in contents)
+
+
+def note_checksums(folder: Path, key: int, arriving: Iterable[bytes]) -> None:
+    (folder / f"{key}.json").write_text(json.dumps(checksums(arriving)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ray_spills_a_shuffle_that_is_larger_than_its_object_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """180 MB pass through two nodes with 80 MB each."""
+    monkeypatch.setattr(clusters, "RAY_STORE_BYTES", 80_000_000)
+    with running("ray", tmp_path) as cluster:
+        run_there(
+            "job",
+            on_ray(tmp_path, cluster.engine),
+            send_noise,
+            [[(str(sender), {})] for sender in range(NUM_SENDERS)],
+            partial(note_checksums, tmp_path),
+        )
+        ray = str(Path(sys.executable).with_name("ray"))
+        address = f"--address={cluster.engine['address']}"
+        statistics = subprocess.run(
+            [ray, "memory", "--stats-only", address],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    spilled = re.findall(r"Spilled (\d+) MiB", statistics)
+    assert sum(map(int, spilled)) > 0, statistics
+    for key in range(NUM_KEYS):
+        assert json.loads((tmp_path / f"{key}.json").read_text()) == checksums(
+            noise(sender, key) for sender in range(NUM_SENDERS)
+        )
