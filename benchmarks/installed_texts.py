@@ -1,5 +1,4 @@
-"""Real, distinct text that every checkout has: documentation and sources of installed
-packages.
+"""Real, distinct text that every checkout has: the documentation of installed packages.
 
 A paragraph is taken once, at its first occurrence, so that no two pieces share one. The
 amount of text depends on the installed packages.
@@ -8,10 +7,11 @@ amount of text depends on the installed packages.
 from __future__ import annotations
 
 import os
+import random
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 DOCSTRING = re.compile(
@@ -24,33 +24,14 @@ SHORTEST, LONGEST = 80, 1500
 """Characters of a paragraph."""
 PIECE_CHARACTERS = 1500
 SUFFIXES = (".py", ".rst", ".md", ".txt", ".html")
-SOURCE_SUFFIXES = (
-    ".py",
-    ".pyi",
-    ".h",
-    ".hpp",
-    ".c",
-    ".cc",
-    ".cpp",
-    ".cu",
-    ".cuh",
-    ".go",
-    ".java",
-    ".js",
-    ".ts",
-    ".pl",
-    ".pm",
-    ".tcl",
-    ".vim",
-)
 DEBIAN_DOCUMENTATION = "/usr/share/doc"
-SYSTEM_SOURCES = ("/usr/include", "/usr/share", "/usr/lib")
-GO_MODULES = "~/go/pkg/mod"
-"""Default folder of Go's modules."""
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+PARAGRAPH_SENTENCES = 5
 CORPUS = "documentation of installed packages"
 """Name in notes of `documentation` and `paragraphs`."""
-PAGES_CORPUS = "documentation and sources of installed packages"
+PAGES_CORPUS = "documentation of installed packages, some in another order"
 """Name in notes of `pages`."""
+PAGE_CHARACTERS = 2500
 
 
 def documentation(pieces: int) -> list[str]:
@@ -78,11 +59,8 @@ def paragraphs(number: int, words_each: int) -> list[str]:
 
 
 def pages(number: int) -> list[str]:
-    """Return the first pieces of documentation and of sources, in the order of the
-    files' names.
-
-    Raises:
-        ValueError: the installed packages have fewer.
+    """Return the first pieces of documentation, in the order of the files' names; after
+    the last one, pages of the same sentences, shuffled across all files by seeds.
     """
     return _first(_pages(), number)
 
@@ -127,25 +105,22 @@ def _documentation() -> Iterator[str]:
 
 
 def _pages() -> Iterator[str]:
-    """Return the documentation of each file, and as many pieces of source and one
-    more; then all other sources.
-    """
     seen: set[int] = set()
+    sentences: list[str] = []
     packages = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
     for suffix, text in _files((*packages, DEBIAN_DOCUMENTATION), SUFFIXES):
-        if suffix != ".py":
-            yield from _pieces(
-                _prose([TAGS.sub("", text) if suffix == ".html" else text]), seen
-            )
-            continue
-        prose = list(_pieces(_prose(DOCSTRING.findall(text)), seen))
-        yield from prose
-        yield from islice(
-            _pieces(BLANK_LINES.split(DOCSTRING.sub("", text)), seen), len(prose) + 1
+        texts = [TAGS.sub("", text) if suffix == ".html" else text]
+        prose = _prose(DOCSTRING.findall(text) if suffix == ".py" else texts)
+        for page in _pieces(prose, seen, PAGE_CHARACTERS):
+            yield page
+            sentences.extend(SENTENCE_END.split(page))
+    for seed in count():
+        random.Random(seed).shuffle(sentences)
+        places = range(0, len(sentences), PARAGRAPH_SENTENCES)
+        shuffled = (
+            " ".join(sentences[place : place + PARAGRAPH_SENTENCES]) for place in places
         )
-    others = (*packages, *SYSTEM_SOURCES, str(Path(GO_MODULES).expanduser()))
-    for _, text in _files(others, SOURCE_SUFFIXES):
-        yield from _pieces(BLANK_LINES.split(text), seen)
+        yield from _pieces(shuffled, set(), PAGE_CHARACTERS)
 
 
 def _prose(texts: Iterable[str]) -> Iterator[str]:
@@ -154,7 +129,9 @@ def _prose(texts: Iterable[str]) -> Iterator[str]:
             yield " ".join(paragraph.split())
 
 
-def _pieces(all_paragraphs: Iterable[str], seen: set[int]) -> Iterator[str]:
+def _pieces(
+    all_paragraphs: Iterable[str], seen: set[int], characters: int = PIECE_CHARACTERS
+) -> Iterator[str]:
     """Join new paragraphs to pieces; the last one may be shorter."""
     piece, size = list[str](), 0
     for paragraph in all_paragraphs:
@@ -163,8 +140,8 @@ def _pieces(all_paragraphs: Iterable[str], seen: set[int]) -> Iterator[str]:
         seen.add(hash(paragraph))
         piece.append(paragraph)
         size += len(paragraph)
-        if size >= PIECE_CHARACTERS:
+        if size >= characters:
             yield "\n".join(piece)
             piece, size = [], 0
-    if size >= PIECE_CHARACTERS // 4:
+    if size >= characters // 4:
         yield "\n".join(piece)

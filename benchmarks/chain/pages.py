@@ -1,9 +1,8 @@
-"""Pages of JSONL for whole chains: real text, each piece once, and the rejects of a
-crawl.
+"""Pages of JSONL for whole chains: real prose, and the rejects of a crawl.
 
-Page k is a function of k and of the installed packages: most are their documentation
-and sources; a tenth are near copies of an earlier page, some equal one, and every rule
-and the language step drop some.
+Page k is a function of k and of the installed packages: most are their documentation,
+and those beyond it the same sentences in another order; a tenth are near copies of an
+earlier page, some equal one, and every rule and the language step drop some.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from benchmarks import installed_texts
 from benchmarks.dataprep.reading import make_pages, make_warc
 
 FILE_DOCUMENTS = 5000
-"""Pages of a file, of 15 MB."""
+"""Pages of a file, of 14 MB."""
 ARCHIVE_DOCUMENTS = 500
 """Pages of a web archive, of 20 MB of HTML."""
 MOST_EDITS = 6

@@ -36,7 +36,7 @@ from gristmill.mixtures.base import Options
 
 MEGABYTES = (60,)
 """Smallest corpus whose work outweighs the start of its processes."""
-DOCUMENTS_PER_MEGABYTE = 655
+DOCUMENTS_PER_MEGABYTE = 480
 HTML_PAGES_PER_MEGABYTE = 26
 WARM = 600
 """Pages of a corpus that compiles kernels before any measurement."""

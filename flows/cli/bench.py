@@ -56,7 +56,7 @@ def bench(
             metavar="N",
             help="For bounds: number of documents of 200 bytes; 30 million if "
             "absent. For chain and scale: documents of a "
-            "corpus, may be given several times; 5000 and 70000, or 650,000 and "
+            "corpus, may be given several times; 29,600 and 121,500, or 650,000 and "
             "6,500,000 of 4.8 kB if absent.",
             min=10,
         ),
