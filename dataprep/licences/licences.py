@@ -93,7 +93,7 @@ def judge_shard(
         shard.judged_documents.select(columns[1:]),
         partial(measure, section.stated or {}),
     )
-    documents = dict(sorted(Counter(measured[SPDX]).items()))
+    documents = dict(sorted(Counter[str](measured[SPDX]).items()))
     reasons = {expression: verdict(section, expression) for expression in documents}
     verdicts = [reasons[expression] for expression in measured[SPDX]]
     counts = shard.write_measured(out / task.name, verdicts, measured, errors)
