@@ -169,6 +169,7 @@ def process_group(
         )
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     make_deterministic(local_size)
+    precision = torch.get_float32_matmul_precision()
     if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
@@ -188,6 +189,7 @@ def process_group(
     try:
         yield make_world(parallel or Parallel(), device, split_rows, split)
     finally:
+        torch.set_float32_matmul_precision(precision)
         # After an error other ranks may hang in a collective: exit at once, and
         # torchrun terminates them.
         if sys.exc_info()[0] is None:
