@@ -28,9 +28,13 @@ def parse_robots(text: str) -> Protego:
 
 
 def disallowed_agents(text: str, url: str, agents: Sequence[str]) -> str | None:
-    """Agents that may not fetch a page, separated by commas; None if all may."""
+    """Agents that may not fetch a page, separated by commas, or `all agents`; None if
+    all may.
+    """
     robots = parse_robots(text)
     disallowed = [agent for agent in agents if not robots.can_fetch(url, agent)]
+    if len(disallowed) == len(agents) > 1:
+        return "all agents"
     return ", ".join(disallowed) or None
 
 

@@ -10,6 +10,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.dedup import dedup
 from gristmill.dataprep.dedup.duplicate_kinds import MOST_TOKENS, kind_of
 from tests.dataprep.document_shards import write_shards
+from tests.dataprep.small_models import WORDS, write_word_vectors
 
 ORDER = (
     "The guest asked for {drink} with {extra} and paid at the counter before the clerk "
@@ -55,6 +56,20 @@ def test_text_after_the_compared_tokens_does_not_decide() -> None:
     beginning = "Invoice 1 of the firm " + "word " * MOST_TOKENS
     other = beginning.replace("Invoice 1 ", "Invoice 2 number 3 ")
     assert kind_of(beginning, [f"{other} and more"]) == "template"
+
+
+def test_meanings_of_the_sample_are_compared_by_a_model(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    model = write_word_vectors(tmp_path / "model")
+    documents = [("web", f"same{number}", " ".join(WORDS)) for number in range(3)]
+    inputs = {"ingest": write_shards(tmp_path / "documents", [documents])}
+    context = Context(tmp_path / "work", "dedup", emit=lambda event: None)
+    section = {"meaning": {"path": str(model)}}
+    summary = dedup.run(inputs, section, tmp_path / "out", context)
+    assert (summary.duplicate_sample.documents, summary.duplicate_sample.alike) == (
+        2,
+        2,
+    )
 
 
 def test_dedup_describes_a_sample_of_what_it_drops(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_robots_txt_disallows_pages_to_agents(path: str, agents: str) -> None:
     assert disallowed_agents(ROBOTS, f"https://a.org{path}", ["Other"]) == (
         "Other" if path.startswith("/search") else None
     )
+    everyone = "User-agent: *\nDisallow: /"
+    assert disallowed_agents(everyone, f"https://a.org{path}", AGENTS) == "all agents"
 
 
 @pytest.mark.parametrize(
