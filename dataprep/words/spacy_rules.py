@@ -167,7 +167,7 @@ def _find(rules: Rules, data: Bytes, begin: int, end: int, inner: np.uint64) -> 
         if rules.keys[slot] == 0:
             return -1
         slot = (slot + np.uint64(1)) & np.uint64(len(rules.keys) - 1)
-    return np.int64(slot)  # numba makes a float of -1 or an unsigned number
+    return int(np.int64(slot))  # numba makes a float of -1 or an unsigned number
 
 
 @kernel
