@@ -50,7 +50,10 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
     from gristmill.mixtures.user_code import own_functions
 
     sections = manifest.model_dump(
-        mode="json", include={*SHAPING}, exclude_defaults=True
+        mode="json",
+        include={*SHAPING},
+        exclude={"prepare": {"__all__": {"guard"}}},  # it shapes no document
+        exclude_defaults=True,
     )
     steps = [
         {"name": name, "stage": step.stage, "settings": dump(step.config)}
