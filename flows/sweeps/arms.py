@@ -164,11 +164,14 @@ def arms_of_rules(manifest: Manifest) -> dict[str, Arm]:
         raise SweepError("--each-rule: the manifest has no step `filter`")
     arms = {"no-rules": Arm(without=tuple(rule_sets))}
     if len(rule_sets) > 1:
-        for rule_set in rule_sets:
-            arms[f"without-{rule_set}"] = Arm(without=(rule_set,))
+        short_names = [rule_set.partition(".")[2] for rule_set in rule_sets]
+        for rule_set, short_name in zip(rule_sets, short_names, strict=True):
+            is_unique = short_names.count(short_name) == 1
+            name = short_name if is_unique else rule_set
+            arms[f"no-{name}"] = Arm(without=(rule_set,))
             if len(rule_sets) > 2:
-                others = tuple(name for name in rule_sets if name != rule_set)
-                arms[f"only-{rule_set}"] = Arm(without=others)
+                others = tuple(other for other in rule_sets if other != rule_set)
+                arms[f"only-{name}"] = Arm(without=others)
     return arms
 
 

@@ -124,10 +124,10 @@ def test_arms_change_what_they_name_and_nothing_else() -> None:
 @pytest.mark.usefixtures("project")
 def test_each_rule_set_is_left_out_and_stands_alone() -> None:
     arms_by_name = variants(Ablation(each_rule=True))
-    sets = ["filter.gopher_quality", "filter.c4", "filter.fineweb", "long.mc4"]
-    names = [f"{kind}-{name}" for name in sets for kind in ("without", "only")]
+    sets = ["gopher_quality", "c4", "fineweb", "mc4"]
+    names = [f"{kind}-{name}" for name in sets for kind in ("no", "only")]
     assert list(arms_by_name) == ["reference", "no-rules", *names]
-    only = load_manifest("small.yaml", arms_by_name["only-long.mc4"].overrides)
+    only = load_manifest("small.yaml", arms_by_name["only-mc4"].overrides)
     assert rules_of(only) == {"filter": [], "long": ["mc4"], "dedup": []}
     none = load_manifest("small.yaml", arms_by_name["no-rules"].overrides)
     assert rules_of(none) == {"filter": [], "long": [], "dedup": []}
@@ -141,8 +141,8 @@ def test_rule_set_beside_one_other_is_alone_where_that_one_is_left_out() -> None
     manifest = load_manifest("small.yaml")
     assert list(arms_of_rules(manifest)) == [
         "no-rules",
-        "without-filter.gopher_quality",
-        "without-filter.c4",
+        "no-gopher_quality",
+        "no-c4",
     ]
 
 
