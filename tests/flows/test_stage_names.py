@@ -70,6 +70,9 @@ ALLOWED = {
     "stage that does the same in a run",
     "flows/cli/try_command.py": "what a function may be for, called after the steps "
     "that have one",
+    "flows/cli/demo.py": "the training that the demo kills, and the tokenizer of its "
+    "model",
+    "flows/sweeps/ablation_results.py": "the section of an ablation's file",
     "flows/report/llm_sections.py": "each section of the page is about one stage, "
     "whose summary it reads",
     "flows/report/document_sections.py": "each section of the page is about one "
