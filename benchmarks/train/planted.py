@@ -204,7 +204,8 @@ def equal_rows(folder: Path) -> Iterator[Row]:
     plan = plan_ablation(read, str(folder / "planted.yaml"), [], str(folder / "store"))
     (trial,) = plan.trials
     with open(os.devnull, "w") as output, prepared_run(plan, output) as run:
-        arms = [(variant, {}) for variant in plan.variants]
+        pool: dict[str, float] = {}
+        arms = [(variant, pool) for variant in plan.variants]
         reference, *trained = run.train_arms(trial, arms)
     rule, target = read.decide, {"documentation": 1.0}
     num_decided, num_significant = 0, 0
