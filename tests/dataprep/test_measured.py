@@ -71,6 +71,7 @@ STEPS: list[dict[str, Any]] = [
     {"dedup_substrings": {}},
     {"langid": {"keep": ["en"]}},
     {"licences": {"allow": ["MIT"], "unknown": "keep"}},
+    {"opt_outs": {}},
     {"quality": {"perplexity": {"kenlm": "m.arpa", "buckets": [0.3, 0.6]}}},
     {"decontaminate": {"against": ["items.jsonl"]}},
     {"decontaminate": {"against": ["items.jsonl"], "action": "excise"}},

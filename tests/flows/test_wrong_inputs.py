@@ -147,6 +147,7 @@ OF_MANIFESTS = [
     "ladder {} --sizes 1m,3m --tokens-per-parameter 1,2,3",
     "ablate {} --each-rule --quick",
     "licences {}",
+    "losses {}",
     "publish {} --cards out",
 ]
 """Every command that takes a manifest, except `plan`."""
