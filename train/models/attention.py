@@ -198,7 +198,7 @@ def attend(
             )
         return torch.cat(rows)
     if visible is None or isinstance(visible, Tensor):
-        with _preferred_kernels(queries.device, keys.shape[2]):
+        with _preferred_kernels(queries, keys.shape[2]):
             return F.scaled_dot_product_attention(
                 queries,
                 keys,
@@ -224,7 +224,7 @@ def _attend_to_end(
     count = queries.shape[2]
     length = keys.shape[2]
     if count == length:
-        with _preferred_kernels(queries.device, length):
+        with _preferred_kernels(queries, length):
             return F.scaled_dot_product_attention(
                 queries, keys, values, is_causal=True, enable_gqa=grouped
             )
@@ -238,18 +238,18 @@ def _attend_to_end(
     ).flip(2)
 
 
-def _preferred_kernels(
-    device: torch.device, length: int
-) -> AbstractContextManager[None]:
+def _preferred_kernels(queries: Tensor, length: int) -> AbstractContextManager[None]:
     """Prefer cuDNN on Hopper: 1.7 to 2.3 times faster than PyTorch's default for
     training (transformers #48163); and plain products of short rows where oneDNN
-    multiplies float32, whose overhead the small blocks of the CPU's kernel do not bear.
+    multiplies float32, whose overhead the small blocks of the CPU's kernel do not bear,
+    nor plain products of the single token that is generated.
 
     Other devices keep PyTorch's order, as cuDNN measured slower there.
     """
-    if device.type == "cpu" and length <= SHORT_ROW and _has_onednn_products():
+    is_short = queries.device.type == "cpu" and length <= SHORT_ROW
+    if is_short and queries.shape[2] > 1 and _has_onednn_products():
         return sdpa_kernel(SDPBackend.MATH)
-    if not _is_hopper(device):
+    if not _is_hopper(queries.device):
         return nullcontext()
     order = [
         SDPBackend.CUDNN_ATTENTION,
