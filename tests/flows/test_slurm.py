@@ -154,9 +154,13 @@ def test_slurm_jobs_are_arrays_or_multi_host_trainings_chained_by_dependencies(
 def test_commands_of_the_hosts_page_are_valid(folder: Path, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
     commands = re.findall(r"^gristmill .*$", page, re.MULTILINE)
-    assert [command.split()[1] for command in commands] == ["run", "slurm"]
+    assert [command.split()[1] for command in commands] == [
+        "run",
+        "slurm",
+        "run",
+    ]
     for command, more in zip(
-        commands, ([], ["--out", str(tmp_path / "jobs")]), strict=True
+        commands, ([], ["--out", str(tmp_path / "jobs")], []), strict=True
     ):
         words = (
             command.replace("gristmill run", "gristmill plan")
