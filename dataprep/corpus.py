@@ -34,6 +34,7 @@ from gristmill.dataprep.documents import (
     shard_names,
 )
 from gristmill.dataprep.edits import EDITS, apply_edits, then
+from gristmill.dataprep.licences.statements import of_metadata
 from gristmill.dataprep.where_sql import (
     OWN_COLUMNS,
     StepColumns,
@@ -60,7 +61,6 @@ DERIVED = {"url": ("locator", "metadata"), "licence": ("source", "metadata")}
 """Derived column -> the columns that it is computed from."""
 JUDGED = ("kept", "dropped_by", "reason", "error")
 URL_KEYS = ("url", "URL", "uri")
-LICENCE_KEYS = ("licence", "license")
 RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 """Record id of a WARC record, after the address in the locator of a page."""
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(
@@ -111,6 +111,11 @@ class Corpus:
             for step, names in names_of(step_columns).items()
             for column, name in names.items()
         }
+
+    def last_measured(self, column: str) -> str | None:
+        """Name of a column of the last step that measured it, or None."""
+        measured = reversed(self.measured.items())
+        return next((name for name, (_, own) in measured if own == column), None)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -299,15 +304,14 @@ class _Reading:
         if name == "url":
             return urls_of(self._documents.select(DERIVED[name]).take(rows))
         if name == "licence":
-            licences: list[str | None] = []
+            licences = []
             documents = self._documents.select(DERIVED[name]).take(rows)
             for source, metadata in zip(
                 *(column.to_pylist() for column in documents.columns), strict=True
             ):
-                licence = _first(metadata, LICENCE_KEYS)
-                if licence is None:
-                    licence = self._corpus.licences.get(source)
-                licences.append(licence)
+                statement = of_metadata(metadata)
+                of_source = self._corpus.licences.get(source)
+                licences.append(statement.licence if statement else of_source)
             return pa.array(licences, pa.string())
         if name in OF_DOCUMENT:
             return self._documents[name].take(rows)

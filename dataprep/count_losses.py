@@ -39,6 +39,7 @@ from gristmill.dataprep.runners.tasks import (
     run_tasks,
     shard_tasks,
 )
+from gristmill.dataprep.sites import SITE
 from gristmill.mixtures.schema.guard import LEAST_DOCUMENTS
 from gristmill.mixtures.schema.sources import INGEST
 
@@ -50,8 +51,6 @@ of all documents.
 EXAMPLES = 3
 BETWEEN = "\0"
 """Separator of examples, each an id and a locator."""
-HOST = r"^[a-zA-Z]+://(?:[^/@]*@)?(?:www\.)?(?P<host>[^/:?#]+)"
-"""Host of an address without `www.`."""
 _SUMS = """
     CREATE TEMP TABLE sums AS
     SELECT kind, name, reason, sum(documents) AS documents,
@@ -133,7 +132,7 @@ def tally_shard(
     examples = pc.binary_join_element_wise(hex_ids(ids), locators, " ")
     columns = {
         "source": shard.documents["source"].cast(pa.string()),
-        "domain": pc.utf8_lower(pc.struct_field(pc.extract_regex(locators, HOST), 0)),
+        "domain": pc.utf8_lower(pc.struct_field(pc.extract_regex(locators, SITE), 0)),
         "language": languages["language"].cast(pa.string()),
         "reason": reasons,
         "example": pc.if_else(reasons.is_valid(), examples, None),

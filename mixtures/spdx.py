@@ -10,59 +10,20 @@ import re
 from collections.abc import Collection
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 UNKNOWN = "unknown"
 """Class of documents without a licence, or with one that has no identifier."""
-_WORDS = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\(.*?\)", " "),
-        (r"creative commons", "cc"),
-        (r"attribution", "by"),
-        (r"share ?-?alike", "sa"),
-        (r"non-?commercial", "nc"),
-        (r"no ?-?deriv(ative)?s?( works)?", "nd"),
-        (r"gnu affero general public", "agpl"),
-        (r"gnu (lesser|library) general public", "lgpl"),
-        (r"gnu general public", "gpl"),
-        (r"mozilla public", "mpl"),
-        (r"\b(the|licen[cs]ed?|version|v(?=\d)|international|software)\b", " "),
-        (r"[^a-z0-9.+]+", "-"),
-        (r"(?<=gpl)-?v?(?=\d)", "-"),
-        (r"-(\d)(?=$|-or-|\+)", r"-\1.0"),
-    )
-)
-"""Replacements, in order, that make an identifier of a licence's name."""
-_NAMES = {
-    "cc0": "CC0-1.0",
-    "cc0-1.0-universal": "CC0-1.0",
-    "public-domain": "LicenseRef-scancode-public-domain",
-    "publicdomain": "LicenseRef-scancode-public-domain",
-    "pddl": "PDDL-1.0",
-    "odbl": "ODbL-1.0",
-    "odc-odbl": "ODbL-1.0",
-    "odc-by": "ODC-By-1.0",
-    "odc-pddl": "PDDL-1.0",
-    "unlicense": "Unlicense",
-}
-"""Names without a version of licences that have one version only."""
-_CREATIVE_COMMONS = re.compile(
-    r"creativecommons\.org/(licenses|publicdomain)/([a-z0-9+-]+)"
-    r"(?:/(\d\.\d))?(?:/([a-z]{2,3})(?![a-z0-9.]))?"
-)
 _HOST = re.compile(r"([a-z]+:)?//|([a-z0-9-]+\.)+[a-z]{2,}/")
-_ADDRESSES = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"(?:spdx|opensource)\.org/licen[cs]es?/([a-z0-9.+-]+?)(?:\.html|/|$)", "{}"),
-        (r"apache\.org/licenses/license-(\d\.\d)", "apache-{}"),
-        (r"opendatacommons\.org/licenses/([a-z]+)", "odc-{}"),
-        (r"gnu\.org/(?:licenses|copyleft)/(?:[a-z-]+/)?([al]?gpl-\d\.\d)", "{}"),
-        (r"gnu\.org/(?:licenses|copyleft)/(?:[a-z-]+/)?fdl-(\d\.\d)", "gfdl-{}"),
-    )
-)
-"""Addresses of licences, and the names that they stand for."""
+
+
+@cache
+def _names() -> Any:
+    """Names and addresses of licences; see the file."""
+    return yaml.safe_load(Path(__file__).with_name("licence_names.yaml").read_text())
 
 
 @cache
@@ -85,15 +46,24 @@ def spdx_of(statement: str) -> str | None:
         return str(expression)
     text = text.lower()
     if _HOST.match(text):
-        text = _name_at(text)
-    elif "/" in text:  # as in Cargo.toml
-        expression = _parsed(text.replace("/", " OR "))
-        return None if expression is None else str(expression)
-    for pattern, replacement in _WORDS:
-        text = pattern.sub(replacement, text)
-    text = text.strip("-.")
-    expression = _parsed(_NAMES.get(text, text))
+        named = (
+            match.expand(name)
+            for pattern, name in _names()["addresses"]
+            if (match := re.search(pattern, text))
+        )
+        return next(filter(None, map(spdx_of, named)), None)
+    if "/" in text:  # as in Cargo.toml
+        text = text.replace("/", " OR ")
+    else:
+        for pattern, replacement in _names()["words"]:
+            text = re.sub(pattern, replacement, text)
+    expression = _parsed(_names()["names"].get(text, text))
     return None if expression is None else str(expression)
+
+
+def expression_of(statement: str | None) -> str:
+    """SPDX expression that a statement names, or `unknown`."""
+    return spdx_of(statement or "") or UNKNOWN
 
 
 def _parsed(text: str) -> Any:
@@ -107,25 +77,6 @@ def _parsed(text: str) -> Any:
         return None
     is_known = all(key.lower().startswith("licenseref-") for key in unknown)
     return expression if is_known else None
-
-
-def _name_at(address: str) -> str:
-    """Name of the licence at an address in lower case; empty if it is not known."""
-    if match := _CREATIVE_COMMONS.search(address):
-        kind, name, version, port = match.groups()
-        if kind == "publicdomain":
-            name = {"zero": "cc0", "mark": "cc-pdm"}.get(name, "")
-            return f"{name}-{version}" if name else ""
-        if name == "publicdomain":
-            return "cc-pddc"
-        plain = f"cc-{name}-{version}"
-        # SPDX lists some of the ports to a jurisdiction.
-        ported = f"{plain}-{port}"
-        return ported if port and _parsed(ported) is not None else plain
-    for pattern, name in _ADDRESSES:
-        if match := pattern.search(address):
-            return name.format(match[1])
-    return ""
 
 
 def is_allowed(expression: str, identifiers: Collection[str]) -> bool:

@@ -156,7 +156,7 @@ def guarded(pages: list[bytes], extractor: str) -> int:
 def direct(pages: list[bytes], extractor: str) -> int:
     """Count texts extracted in this process."""
     return sum(
-        bool(extract(page, "auto", "", EXTRACTORS[extractor], OPTIONS)["text"])
+        bool(extract(page, "auto", "", EXTRACTORS[extractor], OPTIONS).parts[0].strip())
         for page in pages
     )
 

@@ -28,7 +28,6 @@ from functools import partial
 from typing import Any, Literal
 
 from gristmill.core.files import as_path, canonical_json
-from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.examples.conversations import (
     Example,
@@ -44,6 +43,7 @@ from gristmill.dataprep.examples.conversations import (
     with_tools,
 )
 from gristmill.dataprep.examples.preferences import dpo_example
+from gristmill.dataprep.licences.statements import of_record
 from gristmill.dataprep.readers.compression import (
     CorruptFileError,
     RecordTooLongError,
@@ -116,12 +116,12 @@ class Origin:
     def of(cls, place: str, record: Row) -> Origin:
         """Origin of a record."""
         url = record.get("url")
-        licence = next((record[key] for key in LICENCE_KEYS if record.get(key)), None)
+        statement = of_record(record)
         record_id = record.get("id")
         return cls(
             place,
             url if isinstance(url, str) else None,
-            None if licence is None else str(licence),
+            statement and statement.licence,
             record_id
             if isinstance(record_id, str) and OWN_ID.fullmatch(record_id)
             else None,

@@ -1,5 +1,6 @@
-"""Dataset card of exported documents: a README.md for Hugging Face's hub, with its YAML
-header (`dataset_card.md.jinja`).
+"""Cards of exported documents: README.md for Hugging Face's hub, with its YAML header
+(`dataset_card.md.jinja`), and croissant.json, which describes them to search engines
+and loaders in JSON-LD (`croissant.json.jinja`).
 
 Keys of the header: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 """
@@ -10,16 +11,22 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
-import yaml
-
+from gristmill.core.files import json_bytes
 from gristmill.dataprep.conservation import ranked
 from gristmill.dataprep.exporting.origins import Origin
+from gristmill.dataprep.licences.shares import LicenceShare, shares_by
 from gristmill.mixtures.schema.evaluation import Documents
 from gristmill.mixtures.spdx import UNKNOWN
 
+DATASET_CARD, CROISSANT = "README.md", "croissant.json"
+TEMPLATES = {
+    DATASET_CARD: "dataset_card.md.jinja",
+    CROISSANT: "croissant.json.jinja",
+}
 SIZES = (
     "n<1K 1K<n<10K 10K<n<100K 100K<n<1M 1M<n<10M 10M<n<100M 100M<n<1B 1B<n<10B "
     "10B<n<100B 100B<n<1T n>1T".split()
@@ -36,13 +43,6 @@ KNOWN_LICENCES = frozenset(
 LANGUAGE_CODE = re.compile(r"^[a-z]{2,3}$")
 MOST_LANGUAGES = 30
 MOST_SETTINGS_CHARS = 160
-LIMITS = {
-    "cluster": "Duplicates were not looked for.",
-    "contamination": "No evaluation set was searched for: benchmark items may be in "
-    "the text.",
-    "language": "Languages were not determined.",
-}
-"""Column -> sentence of the card if no step measured it."""
 
 
 class LicensedSource(TypedDict):
@@ -96,23 +96,6 @@ class ExportedColumn(TypedDict):
     step: str | None
 
 
-class ExportedSource(TypedDict):
-    """Exported documents of a source with the same licence.
-
-    Attributes:
-        licence: SPDX expression, or `unknown`.
-        tokens: of the texts, if they are counted.
-        share: of the `basis` of the export.
-    """
-
-    source: str
-    licence: str
-    documents: int
-    text_bytes: int
-    tokens: int | None
-    share: float
-
-
 class FunnelStep(TypedDict):
     """Documents of the run before and after a step."""
 
@@ -152,7 +135,7 @@ class Exported:
     documents: int
     text_bytes: int
     columns: Sequence[ExportedColumn]
-    sources: Sequence[ExportedSource]
+    sources: Sequence[LicenceShare]
     funnel: Sequence[FunnelStep]
     measured: Sequence[str]
     languages: Mapping[str, int]
@@ -164,118 +147,99 @@ class Exported:
     basis: str = "text"
 
 
-def card(
+def cards(
     about: About,
     section: Documents,
     exported: Exported,
     origins: Sequence[Origin] = (),
-) -> str:
-    """README.md of a folder that `datasets.load_dataset` can load.
+) -> dict[str, str]:
+    """README.md and croissant.json of a folder that `datasets.load_dataset` can load.
 
     Args:
         origins: of the sources; empty if not looked up.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    # of `gristmill export-documents`
-    options = [f"--format {section.format}", "--out DIR"]
-    if section.dropped:
-        options.append("--dropped")
-    if section.where is not None:
-        options.append(f"--where {json.dumps(section.where, ensure_ascii=False)}")
-    if section.columns is not None:
-        options.append(f"--columns {','.join(section.columns)}")
-    if section.shard_bytes != Documents().shard_bytes:
-        options.append(f"--shard-size {section.shard_bytes}")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-
-    def reasons(dropped: Mapping[str, int]) -> str:
-        parts = [f"{name} {number:,}" for name, number in ranked(dropped)]
-        return ", ".join(parts) or "nothing"
-
-    def setting(value: Any) -> str:
-        return f"`{setting_text(value).replace('`', chr(39))}`"
-
     environment.filters |= {
+        "json": partial(json.dumps, ensure_ascii=False),
         "number": "{:,}".format,
-        "reasons": reasons,
-        "setting": setting,
+        "reasons": lambda drops: ", ".join(f"{a} {b:,}" for a, b in ranked(drops)),
+        "setting": setting_text,
+        "share_by": lambda shares, key: shares_by(key, shares),
+        "size_category": size_category,
+        "licence_url": licence_url,
+        "data_type": data_type,
     }
-    return environment.get_template("dataset_card.md.jinja").render(
-        about=about,
-        section=section,
-        exported=exported,
-        header=_header(about, exported),
-        limits=known_limits(about, section, exported),
-        most_languages=MOST_LANGUAGES,
-        origins=origins,
-        options=options,
-    )
+    licences = {hub_licence(share.licence) for share in exported.sources} or {UNKNOWN}
+    languages = list(filter(LANGUAGE_CODE.match, exported.languages))
+    facts = {
+        "about": about,
+        "section": section,
+        "default": Documents(),
+        "exported": exported,
+        "origins": origins,
+        "licences": sorted(licences),
+        "languages": languages[:MOST_LANGUAGES],
+        "personal_data": treatment_of_personal_data(about),
+        "limits": known_limits(about, section, exported),
+        "MOST_LANGUAGES": MOST_LANGUAGES,
+    }
+    texts = {
+        name: environment.get_template(template).render(facts)
+        for name, template in TEMPLATES.items()
+    }
+    # checked, and in the layout of every other JSON file
+    texts[CROISSANT] = json_bytes(json.loads(texts[CROISSANT])).decode()
+    return texts
 
 
 def setting_text(value: Any) -> str:
     """Value of a setting in one line, cut if it is long."""
-    text = (
-        value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False, sort_keys=True)
-    )
-    if len(text) > MOST_SETTINGS_CHARS:
-        text = f"{text[:MOST_SETTINGS_CHARS]} ..."
-    return " ".join(text.split())
+    is_text = isinstance(value, str)
+    text = value if is_text else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    cut = " ..." if len(text) > MOST_SETTINGS_CHARS else ""
+    return " ".join(f"{text[:MOST_SETTINGS_CHARS]}{cut}".split())
 
 
-def masks_personal_data(about: About) -> str:
+def treatment_of_personal_data(about: About) -> str:
     """Sentence on the treatment of personal data by the steps."""
-    is_masked = any(
-        key.partition(".")[0] == "mask"
-        for step in about["steps"]
-        for key, _ in step["settings"]
-    )
-    return (
-        "Personal data were masked by patterns, which miss what they do not know."
-        if is_masked
-        else "Personal data were not removed."
-    )
+    keys = [key for step in about["steps"] for key, _ in step["settings"]]
+    if any(key.partition(".")[0] == "mask" for key in keys):
+        return (
+            "Personal data were masked by patterns, which miss what they do not know."
+        )
+    return "Personal data were not removed."
 
 
 def known_limits(about: About, section: Documents, exported: Exported) -> list[str]:
     """Sentences on what the steps did not do, or cannot."""
-    limits = [
-        sentence
-        for column, sentence in LIMITS.items()
-        if column not in exported.measured
-    ]
-    limits.append(masks_personal_data(about))
-    unknown = sum(
-        source["share"] for source in exported.sources if source["licence"] == UNKNOWN
-    )
-    if unknown:
-        limits.append(f"{unknown:.1%} of the {exported.basis} has no known licence.")
-    if exported.languages:
-        limits.append(
-            "Languages are what a model says, and wrong more often for short texts."
-        )
+    measured = exported.measured
+    unknown = shares_by("licence", exported.sources).get(UNKNOWN, 0.0)
     failed = sum(step["dropped"].get("quarantine", 0) for step in exported.funnel)
-    if failed:
-        limits.append(
-            f"{failed:,} documents could not be judged by a step and are counted as "
-            "dropped (`quarantine`)."
-        )
-    if section.dropped:
-        limits.append(
-            "These documents were dropped: they are for looking at the rules, not for "
-            "training."
-        )
-    return [
-        *limits,
-        "The rules are heuristics: they keep some bad text and drop some good.",
-    ]
+    limits = {
+        "Duplicates were not looked for.": "cluster" not in measured,
+        "No evaluation set was searched for: benchmark items may be in the text.": (
+            "contamination" not in measured
+        ),
+        "Languages were not determined.": "language" not in measured,
+        treatment_of_personal_data(about): True,
+        f"{unknown:.1%} of the {exported.basis} has no known licence.": unknown > 0,
+        "Languages are what a model says, and wrong more often for short texts.": (
+            bool(exported.languages)
+        ),
+        f"{failed:,} documents could not be judged by a step and are counted as "
+        "dropped (`quarantine`).": failed > 0,
+        "These documents were dropped: they are for looking at the rules, not for "
+        "training.": section.dropped,
+        "The rules are heuristics: they keep some bad text and drop some good.": True,
+    }
+    return [sentence for sentence, holds in limits.items() if holds]
 
 
 def hub_licence(expression: str) -> str:
@@ -287,31 +251,25 @@ def hub_licence(expression: str) -> str:
     return next((name for name in names if name in KNOWN_LICENCES), "other")
 
 
+def licence_url(expression: str) -> str:
+    """Address of an SPDX licence; an expression of several, or without one, as it is."""
+    is_listed = re.fullmatch(r"(?!LicenseRef-)[A-Za-z0-9.+-]+", expression)
+    if not is_listed or expression == UNKNOWN:
+        return expression
+    return f"https://spdx.org/licenses/{expression}"
+
+
+def data_type(kind: str) -> str:
+    """Schema.org type of an Arrow type."""
+    types = {
+        "bool": "Boolean",
+        r"u?int\d+": "Integer",
+        r"(half)?float\d*|double": "Float",
+    }
+    matches = (name for form, name in types.items() if re.fullmatch(form, kind))
+    return f"sc:{next(matches, 'Text')}"
+
+
 def size_category(documents: int) -> str:
     """Hub name of a number of rows."""
     return SIZES[min(max(len(str(documents)) - 3, 0), len(SIZES) - 1)]
-
-
-def _header(about: About, exported: Exported) -> str:
-    licences = sorted(
-        {hub_licence(source["licence"]) for source in exported.sources}
-    ) or [UNKNOWN]
-    languages = [
-        language for language in exported.languages if LANGUAGE_CODE.match(language)
-    ]
-    header: dict[str, object] = {
-        "pretty_name": about["name"],
-        "license": licences[0] if len(licences) == 1 else licences,
-        **({"language": languages[:MOST_LANGUAGES]} if languages else {}),
-        "size_categories": [size_category(exported.documents)],
-        "task_categories": ["text-generation"],
-        "tags": ["gristmill"],
-    }
-    if exported.files:
-        header["configs"] = [
-            {
-                "config_name": "default",
-                "data_files": [{"split": "train", "path": "data/train-*.parquet"}],
-            }
-        ]
-    return yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip()

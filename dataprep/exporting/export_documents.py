@@ -42,17 +42,21 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError, ranked
 from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.documents import Inputs
-from gristmill.dataprep.exporting.croissant import croissant
 from gristmill.dataprep.exporting.dataset_card import (
     About,
     Exported,
     ExportedColumn,
     ExportedFile,
-    ExportedSource,
     FunnelStep,
-    card,
+    cards,
 )
-from gristmill.dataprep.licences.shares import expressions, licence_column
+from gristmill.dataprep.licences.shares import (
+    SIZES,
+    LicenceShare,
+    licence_column,
+    measure_sizes,
+    sum_shares,
+)
 from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
@@ -120,7 +124,7 @@ class DocumentsSummary:
     format: str
     documents: int
     text_bytes: int
-    sources: Sequence[ExportedSource]
+    sources: Sequence[LicenceShare]
     funnel: Sequence[FunnelStep]
     files: int
 
@@ -131,13 +135,13 @@ class MeasuredShard(TypedDict):
     Attributes:
         read: all documents of the shard.
         drops: step, reason and number of dropped documents.
-        sources: source, licence (an SPDX expression, or `unknown`), number and size of
-            the selected documents.
+        sources: fields of the `LicenceShare` of each source and licence, of the
+            selected documents.
     """
 
     read: int
     drops: list[tuple[str, str, int]]
-    sources: list[tuple[str, str, int, int]]
+    sources: list[dict[str, Any]]
     languages: dict[str, int]
 
 
@@ -239,8 +243,8 @@ def export_documents(
     exported = _exported(corpus, section, columns, measure_results, files, identity)
     _check_conservation(exported, cuts)
     if section.format == "hf":
-        write_text(out / "README.md", card(about, section, exported))
-        write_json(out / "croissant.json", croissant(about, section, exported))
+        for name, text in cards(about, section, exported).items():
+            write_text(out / name, text)
     description = asdict(exported)
     if identity is None:
         del description["identity"]
@@ -263,42 +267,22 @@ def count_shard(
     corpus: Corpus, shard: str, section: Documents
 ) -> tuple[MeasuredShard, np.ndarray]:
     """Counts of a shard, and the size of each selected text."""
-    outcomes = corpus.read(shard, ["source", "dropped_by", "reason"], kept=None)
-    language = next(
-        (
-            name
-            for name, (_, column) in reversed(corpus.measured.items())
-            if column == LANGUAGE
-        ),
-        None,
-    )
-    licence = licence_column(corpus)
+    outcomes = corpus.read(shard, ["dropped_by", "reason"], kept=None)
+    language, licence = corpus.last_measured(LANGUAGE), licence_column(corpus)
     columns = ["source", licence, TEXT, *([language] if language else [])]
     selected = corpus.read(shard, columns, not section.dropped, section.where)
-    lengths = pc.binary_length(selected[TEXT]).to_numpy().astype(np.int64)
+    sizes = measure_sizes(selected, licence)
     drops = Counter(
-        zip(
-            outcomes["dropped_by"].to_pylist(),
-            outcomes["reason"].to_pylist(),
-            strict=True,
-        )
-    )
-    sources = (
-        selected.select(["source"])
-        .append_column("licence", expressions(selected[licence]))
-        .append_column("size", pa.array(lengths))
-        .group_by(["source", "licence"])
-        .aggregate([([], "count_all"), ("size", "sum")])
-        .select(["source", "licence", "count_all", "size_sum"])
+        zip(*(column.to_pylist() for column in outcomes.columns), strict=True)
     )
     languages = selected[language].drop_null().to_pylist() if language else []
     result = MeasuredShard(
         read=len(outcomes),
         drops=[(*key, number) for key, number in drops.items() if key[0] is not None],
-        sources=[(*row.values(),) for row in sources.to_pylist()],
+        sources=list(map(asdict, sum_shares([sizes]))),
         languages=dict(Counter(languages)),
     )
-    return result, lengths
+    return result, sizes["text_bytes"].to_numpy()
 
 
 def describe_documents(corpus: Corpus, section: Documents) -> Exported:
@@ -499,26 +483,17 @@ def _exported(
     files: Mapping[str, ExportedFile],
     identity: str | None,
 ) -> Exported:
-    drops: Counter[tuple[str, str]] = Counter()
+    drops: dict[str, Counter[str]] = {step: Counter() for step in corpus.steps}
     languages: Counter[str] = Counter()
-    documents: Counter[tuple[str, str]] = Counter()
-    text_bytes: Counter[tuple[str, str]] = Counter()
     for shard in measure_results:
         languages.update(shard["languages"])
         for step, reason, number in shard["drops"]:
-            drops[step, reason] += number
-        for source, licence, number, size in shard["sources"]:
-            documents[source, licence] += number
-            text_bytes[source, licence] += size
+            drops[step][reason] += number
     remaining = sum(shard["read"] for shard in measure_results)
     funnel: list[FunnelStep] = []
-    for step in corpus.steps:
-        dropped = {
-            reason: number
-            for (dropping_step, reason), number in sorted(drops.items())
-            if dropping_step == step
-        }
-        kept = remaining - sum(dropped.values())
+    for step, reasons in drops.items():
+        kept = remaining - reasons.total()
+        dropped = dict(sorted(reasons.items()))
         funnel.append(
             {"step": step, "read": remaining, "dropped": dropped, "kept": kept}
         )
@@ -531,22 +506,13 @@ def _exported(
         }
         for name in columns
     ]
-    sources: list[ExportedSource] = [
-        {
-            "source": source,
-            "licence": licence,
-            "documents": documents[source, licence],
-            "text_bytes": text_bytes[source, licence],
-            "tokens": None,
-            "share": text_bytes[source, licence] / max(text_bytes.total(), 1),
-        }
-        for source, licence in sorted(documents)
-    ]
+    sources = sum_shares(
+        pa.Table.from_pylist(shard["sources"], SIZES) for shard in measure_results
+    )
+    counted = [file["documents"] for file in files.values()]
     return Exported(
-        documents=sum(file["documents"] for file in files.values())
-        if files
-        else documents.total(),
-        text_bytes=text_bytes.total(),
+        documents=sum(counted or [source.documents for source in sources]),
+        text_bytes=sum(source.text_bytes for source in sources),
         columns=columns_of_files,
         sources=sources,
         funnel=funnel,
@@ -573,7 +539,7 @@ def _check_conservation(exported: Exported, cuts: Sequence[Cut]) -> None:
                 f"bytes of text, but {cut.documents} with {cut.text_bytes} were "
                 "chosen; nothing was committed"
             )
-    selected = sum(source["documents"] for source in exported.sources)
+    selected = sum(source.documents for source in exported.sources)
     if exported.documents != selected:
         raise ConservationError(
             f"documents: {exported.documents} were written, but {selected} were "

@@ -22,54 +22,41 @@ class Origin:
     Attributes:
         source: its name.
         is_crawled: True if its files are records of a crawl.
-        crawled: first and last day of the records' WARC-Date, among the kept documents.
-        dated: first and last day on which its files were changed.
+        period: first and last day of the collection; empty if not recorded.
+        evidence: of the period: `WARC-Date` of the kept documents' records, or `dates
+            of the files`.
         crawls: statements of `warcinfo` records about the crawls.
         written_by: model that wrote the documents, or empty.
     """
 
     source: str
     is_crawled: bool = False
-    crawled: tuple[str, str] | None = None
-    dated: tuple[str, str] | None = None
+    period: Sequence[str] = ()
+    evidence: str = ""
     crawls: Sequence[Mapping[str, str]] = ()
     written_by: str = ""
 
     @property
-    def period(self) -> tuple[str, str] | None:
-        """First and last day of the collection, or None if nothing is recorded."""
-        return self.crawled or self.dated
+    def kind(self) -> str:
+        """Kind of the source in words."""
+        if self.written_by:
+            return f"written by the model {self.written_by}"
+        return "web crawl" if self.is_crawled else "files"
 
     @property
-    def last_day(self) -> str:
-        """Last day of the period and its evidence; empty if nothing is recorded."""
-        return self._with_evidence(self.period[1:] if self.period else ())
+    def collected(self) -> str:
+        """Period and its evidence; empty if not recorded."""
+        days = " to ".join(dict.fromkeys(self.period))
+        return days and f"{days} ({self.evidence})"
 
-    def describe_period(self) -> str:
-        """Period and its evidence; empty if nothing is recorded."""
-        return self._with_evidence(self.period or ())
-
-    def _with_evidence(self, days: Sequence[str]) -> str:
-        evidence = "WARC-Date" if self.crawled else "dates of the files"
-        return f"{' to '.join(dict.fromkeys(days))} ({evidence})" if days else ""
-
-    def describe_crawlers(self) -> list[str]:
-        """Statements about each crawl."""
-        return [
+    @property
+    def crawlers(self) -> str:
+        """Statements about each crawl; empty if not recorded."""
+        return " / ".join(
             "; ".join(
                 f"{name}: {crawl[field]}"
                 for field, name in CRAWL_FIELDS.items()
                 if field in crawl
             )
             for crawl in self.crawls
-        ]
-
-    def describe(self) -> str:
-        """Everything that is recorded, in one line."""
-        kind = "files"
-        if self.written_by:
-            kind = f"written by the model {self.written_by}"
-        elif self.is_crawled:
-            kind = "web crawl"
-        facts = [kind, self.describe_period(), *self.describe_crawlers()]
-        return f"{self.source}: {', '.join(filter(None, facts))}"
+        )

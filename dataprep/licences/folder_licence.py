@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from email import message_from_string
 from functools import cache
 from itertools import pairwise
@@ -32,40 +32,16 @@ _LICENCE_FILE = re.compile(r"(licen[cs]e|copying|unlicense)\b", re.IGNORECASE)
 _COPYRIGHT = re.compile(r"^\W*(copyright|©|\(c\)).*$", re.IGNORECASE | re.MULTILINE)
 _WORD = re.compile(r"\w+")
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
-
-
-def _fields_of_message(text: str) -> dict[str, Any]:
-    """Fields of a PKG-INFO; `licence` is the last part of its classifiers."""
-    message = message_from_string(text)
-    classifiers = [
-        value.rpartition(" :: ")[2]
-        for value in message.get_all("Classifier", [])
-        if value.startswith("License :: ")
-    ]
-    return {**dict(message.items()), "licence": " AND ".join(classifiers)}
-
-
-def _fields_of_card(text: str) -> Any:
-    """Fields in the header of a README.md, as data sets of the Hugging Face Hub have
-    it.
-    """
-    header = _FRONT_MATTER.match(text)
-    return yaml.safe_load(header[1]) if header else {}
-
-
-PACKAGE_FILES: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
-    "pyproject.toml": (
-        tomllib.loads,
-        ("project.license", "project.license.text", "tool.poetry.license"),
-    ),
-    "Cargo.toml": (tomllib.loads, ("package.license",)),
-    "package.json": (json.loads, ("license", "license.type")),
-    "PKG-INFO": (_fields_of_message, ("License-Expression", "License", "licence")),
-    "METADATA": (_fields_of_message, ("License-Expression", "License", "licence")),
-    "README.md": (_fields_of_card, ("license",)),
+PACKAGE_FILES = {
+    "pyproject.toml": "project.license project.license.text tool.poetry.license",
+    "Cargo.toml": "package.license",
+    "package.json": "license license.type",
+    "PKG-INFO": "License-Expression License classifiers",
+    "METADATA": "License-Expression License classifiers",
+    "README.md": "license",
 }
-"""Files that state a licence, the most certain first -> their parser, and the fields;
-older package.json have an object.
+"""Files that state a licence, the most certain first -> the fields; older package.json
+have an object.
 """
 
 
@@ -75,16 +51,15 @@ class FolderLicences:
     """
 
     def __init__(self, root: str) -> None:
-        self._root = os.path.abspath(root)
-        self._folders: dict[str, Statement | None] = {}
+        self._root = Path(root).absolute()
+        self._folders: dict[Path, Statement | None] = {}
 
-    def of(self, folder: str) -> Statement | None:
+    def of(self, folder: Path) -> Statement | None:
         """Statement in the folder, or the nearest above it."""
         if folder not in self._folders:
-            statement = of_folder(Path(folder))
-            is_below = folder.startswith(self._root) and folder != self._root
-            if statement is None and is_below:
-                statement = self.of(os.path.dirname(folder))
+            statement = of_folder(folder)
+            if statement is None and self._root in folder.parents:
+                statement = self.of(folder.parent)
             self._folders[folder] = statement
         return self._folders[folder]
 
@@ -93,31 +68,47 @@ def of_folder(folder: Path) -> Statement | None:
     """Statement of a folder's own files: package metadata, else the texts of licences,
     which apply together.
     """
-    names = {
-        name
-        for name in (os.listdir(folder) if os.access(folder, os.R_OK) else ())
-        if (name in PACKAGE_FILES or _LICENCE_FILE.match(name))
-        and (folder / name).is_file()
-        and os.access(folder / name, os.R_OK)
-        and (folder / name).stat().st_size <= MAX_BYTES
+    if not os.access(folder, os.R_OK):
+        return None
+    texts = {
+        path.name: path.read_text(encoding="utf-8", errors="replace")
+        for path in sorted(folder.iterdir())
+        if (path.name in PACKAGE_FILES or _LICENCE_FILE.match(path.name))
+        and path.is_file()
+        and os.access(path, os.R_OK)
+        and path.stat().st_size <= MAX_BYTES
     }
-    for name, (parse, keys) in PACKAGE_FILES.items():
-        if name in names:
-            text = (folder / name).read_text(encoding="utf-8", errors="replace")
-            try:
-                fields = parse(text)
-                stated = [field_of(fields, key) for key in keys]
-            except (ValueError, AttributeError, yaml.YAMLError):
-                continue  # not a file of that kind
-            for value in stated:
-                if isinstance(value, str) and (licence := spdx_of(value)):
-                    return Statement(licence, "package")
-    texts = [
-        (folder / name).read_text(encoding="utf-8", errors="replace")
-        for name in sorted(names - PACKAGE_FILES.keys())
-    ]
-    licences = [name for name in map(licence_of_text, texts) if name is not None]
+    for name, fields in PACKAGE_FILES.items():
+        values = package_fields(name, texts.pop(name, ""))
+        for value in (field_of(values, field) for field in fields.split()):
+            if isinstance(value, str) and (licence := spdx_of(value)):
+                return Statement(licence, "package")
+    licences = list(filter(None, map(licence_of_text, texts.values())))
     return Statement(join(licences), "file") if licences else None
+
+
+def package_fields(name: str, text: str) -> Mapping[str, Any]:
+    """Fields of a file in PACKAGE_FILES; empty if it is not a file of its kind."""
+    try:
+        match name.rpartition(".")[2]:
+            case "toml":
+                fields: Any = tomllib.loads(text)
+            case "json":
+                fields = json.loads(text)
+            case "md":  # with a header, as data sets of the Hugging Face Hub have it
+                header = _FRONT_MATTER.match(text)
+                fields = yaml.safe_load(header[1]) if header else {}
+            case _:
+                message = message_from_string(text)
+                licences = [
+                    value.rpartition(" :: ")[2]
+                    for value in message.get_all("Classifier", [])
+                    if value.startswith("License :: ")
+                ]
+                fields = {**dict(message), "classifiers": " AND ".join(licences)}
+    except (ValueError, yaml.YAMLError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def licence_of_text(text: str) -> str | None:

@@ -116,22 +116,19 @@ def measure(
     `spdx_by`, which is empty if nothing states a licence.
     """
     heads = pc.utf8_slice_codeunits(documents["text"], 0, HEADER_CHARACTERS)
+    of_source = {name: Statement(licence, "source") for name, licence in stated.items()}
     columns = documents["source"], heads, documents["metadata"]
-    expressions, places = [], []
+    chosen = []
     for source, head, metadata in zip(
         *(column.to_pylist() for column in columns), strict=True
     ):
-        statements = [of_header(head), of_metadata(metadata)]
-        if source in stated:
-            statements.append(Statement(stated[source], "source"))
-        named = [statement for statement in statements if statement is not None]
-        known = (statement for statement in named if statement.spdx is not None)
-        chosen = next(known, named[0] if named else Statement("", ""))
-        expressions.append(chosen.spdx or UNKNOWN)
-        places.append(chosen.by)
+        places = (of_header(head), of_metadata(metadata), of_source.get(source))
+        statements = [place for place in places if place] or [Statement("", "")]
+        # the first with an identifier, else the first
+        chosen.append(min(statements, key=lambda each: each.spdx == UNKNOWN))
     return {
-        SPDX: np.array(expressions, np.object_),
-        SPDX_BY: np.array(places, np.object_),
+        SPDX: np.array([statement.spdx for statement in chosen], np.object_),
+        SPDX_BY: np.array([statement.by for statement in chosen], np.object_),
     }
 
 

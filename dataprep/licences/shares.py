@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.arrays import Column
 from gristmill.dataprep.corpus import TEXT, Corpus
 from gristmill.dataprep.licences.licences import SPDX
-from gristmill.mixtures.spdx import UNKNOWN, spdx_of
+from gristmill.dataprep.licences.statements import LICENCE
+from gristmill.mixtures.spdx import expression_of
 
-LICENCE = "licence"
+SIZES = pa.schema(
+    {
+        "source": pa.string(),
+        "licence": pa.string(),
+        "documents": pa.int64(),
+        "text_bytes": pa.int64(),
+        "tokens": pa.int64(),
+    }
+)
+"""Sizes of documents by source and SPDX expression; tokens are null if not counted."""
+_SUMS = """
+    WITH sums AS (
+        SELECT source, licence, sum(documents)::BIGINT AS documents,
+            sum(text_bytes)::BIGINT AS text_bytes, sum(tokens)::BIGINT AS tokens,
+            sum(coalesce(tokens, text_bytes))::BIGINT AS size
+        FROM sizes GROUP BY source, licence
+    )
+    SELECT * EXCLUDE size, size / greatest(sum(size) OVER (), 1)
+    FROM sums ORDER BY source, licence
+"""
 
 
 @dataclass(frozen=True)
@@ -41,77 +63,54 @@ def licence_column(corpus: Corpus) -> str:
     """Column with the licences: that of the last step `licences`, or `licence`, which
     has what the metadata and the manifest state.
     """
-    measured = reversed(corpus.measured.items())
-    return next((name for name, (_, own) in measured if own == SPDX), LICENCE)
+    return corpus.last_measured(SPDX) or LICENCE
 
 
 def expressions(licences: Column) -> pa.Array:
     """SPDX expressions, or `unknown`, of n stated licences."""
     names = pc.dictionary_encode(licences, null_encoding="encode")
     names = names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names
-    known = [
-        (spdx_of(name) if name and name != UNKNOWN else None) or UNKNOWN
-        for name in names.dictionary.to_pylist()
-    ]
+    known = map(expression_of, names.dictionary.to_pylist())
     return pa.array(known, pa.string()).take(names.indices)
 
 
-def count_shares(tables: Iterable[pa.Table]) -> list[LicenceShare]:
-    """Shares by source and licence, of tables with `source`, `licence`, `bytes` and
-    `tokens`, null if unknown, per document.
-    """
-    keys = ["source", LICENCE]
-    sizes = [("bytes", "sum"), ("tokens", "sum")]
-    parts = [
-        table.group_by(keys).aggregate([([], "count_all"), *sizes]) for table in tables
-    ]
-    sums = [(name, "sum") for name in ("count_all", "bytes_sum", "tokens_sum")]
-    grouped = pa.concat_tables(parts).group_by(keys).aggregate(sums)
-    *groups, documents, text_bytes, tokens = grouped.sort_by(
-        [(key, "ascending") for key in keys]
-    ).columns
-    size = text_bytes if tokens.null_count else tokens
-    share = pc.divide(size.cast(pa.float64()), max(pc.sum(size).as_py() or 0, 1))
-    columns = [*groups, documents, text_bytes, tokens, share]
-    return [
-        LicenceShare(*row)
-        for row in zip(*(column.to_pylist() for column in columns), strict=True)
-    ]
-
-
-def shard_tables(
-    corpus: Corpus, tokens_of: Callable[[str], pa.Table] | None = None
-) -> Iterator[pa.Table]:
-    """Source, licence and size of the kept documents of each shard, for `count_shares`.
+def measure_sizes(
+    documents: pa.Table, licence: str, tokenized: pa.Table | None = None
+) -> pa.Table:
+    """SIZES of n documents.
 
     Args:
-        corpus: the documents.
-        tokens_of: reads `id`, `tokens` and `bytes` of a shard's tokenised documents;
-            without it the texts are measured.
+        documents: `source`, the column with the licence, and the text if it is to be
+            measured.
+        tokenized: `tokens` and `bytes` of the n documents, if they are tokenised.
     """
-    column = licence_column(corpus)
-    for shard in corpus.shards:
-        if tokens_of is None:
-            documents = corpus.read(shard, ["source", column, TEXT])
-            text_bytes = pc.binary_length(documents[TEXT]).cast(pa.int64())
-            tokens = pa.nulls(len(documents), pa.int64())
-        else:
-            tokenized = tokens_of(shard)
-            documents = corpus.read(shard, ["id", "source", column])
-            ids = [each.hex() for each in tokenized["id"].to_pylist()]
-            places = pc.index_in(pa.array(ids, pa.string()), documents["id"])
-            documents = documents.take(places)
-            text_bytes, tokens = tokenized["bytes"], tokenized["tokens"]
-        licences = expressions(documents[column])
-        yield pa.table(
-            [documents["source"], licences, text_bytes, tokens],
-            ["source", LICENCE, "bytes", "tokens"],
-        )
+    if tokenized is None:
+        text_bytes = pc.binary_length(documents[TEXT])
+        tokens = pa.nulls(len(documents), pa.int64())
+    else:
+        text_bytes, tokens = tokenized["bytes"], tokenized["tokens"]
+    licences = expressions(documents[licence])
+    ones = np.ones(len(documents), np.int64)
+    columns = [documents["source"], licences, ones, text_bytes, tokens]
+    return pa.table(columns, schema=SIZES)
 
 
-def by_licence(shares: Iterable[LicenceShare]) -> dict[str, float]:
-    """Share of each licence, the largest first."""
+def sum_shares(sizes: Iterable[pa.Table]) -> list[LicenceShare]:
+    """Shares by source and licence, of tables of SIZES."""
+    import duckdb
+
+    batches = (batch for table in sizes for batch in table.to_batches())
+    reader = pa.RecordBatchReader.from_batches(SIZES, batches)
+    with duckdb.connect() as connection:
+        rows = connection.register("sizes", reader).sql(_SUMS).fetchall()
+    return [LicenceShare(*row) for row in rows]
+
+
+def shares_by(
+    key: Literal["source", "licence"], shares: Iterable[LicenceShare]
+) -> dict[str, float]:
+    """Share of each source or licence, the largest first."""
     sums: dict[str, float] = defaultdict(float)
     for share in shares:
-        sums[share.licence] += share.share
+        sums[getattr(share, key)] += share.share
     return dict(sorted(sums.items(), key=lambda item: -item[1]))

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from gristmill.mixtures.spdx import spdx_of
+from gristmill.mixtures.spdx import expression_of, spdx_of
 
 LICENCE, STATED_BY = "licence", "licence_by"
 """Keys of a document's metadata for a statement that was found while it was read."""
@@ -38,18 +39,18 @@ class Statement:
     by: str
 
     @property
-    def spdx(self) -> str | None:
-        """SPDX expression, or None."""
-        return spdx_of(self.licence)
+    def spdx(self) -> str:
+        """SPDX expression, or `unknown`."""
+        return expression_of(self.licence)
 
     def metadata(self) -> dict[str, str]:
         """Keys for the metadata of a document."""
         return {LICENCE: self.licence, STATED_BY: self.by}
 
 
-def join(licences: list[str]) -> str:
+def join(licences: Iterable[str]) -> str:
     """Expression of several licences that all apply."""
-    distinct = sorted(set(licences))
+    distinct = sorted({spdx_of(each) or each for each in licences})
     if len(distinct) == 1:
         return distinct[0]
     return " AND ".join(f"({each})" if " OR " in each else each for each in distinct)
@@ -61,20 +62,21 @@ def of_header(head: str) -> Statement | None:
     """
     if "SPDX-License-Identifier:" not in head:
         return None
-    tags = _HEADER.findall(head)
-    return Statement(join([spdx_of(tag) or tag for tag in tags]), "header")
+    return Statement(join(_HEADER.findall(head)), "header")
 
 
 def of_metadata(metadata: str | None) -> Statement | None:
     """Statement in a document's metadata (JSON)."""
     if not metadata or not any(f'"{key}"' in metadata for key in KEYS):
         return None
-    values = json.loads(metadata)
-    by = values.get(STATED_BY, "record")
-    for key in KEYS:
-        value = values.get(key)
-        if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
-            value = join([spdx_of(each) or each for each in value])
-        if isinstance(value, str) and value.strip():
-            return Statement(value, by)
+    return of_record(json.loads(metadata))
+
+
+def of_record(values: Mapping[str, Any]) -> Statement | None:
+    """Statement in the fields of a record; several licences in a list apply together."""
+    for stated in filter(None, map(values.get, KEYS)):
+        if isinstance(stated, list) and all(isinstance(each, str) for each in stated):
+            stated = join(stated)
+        if isinstance(stated, str):
+            return Statement(stated, values.get(STATED_BY, "record"))
     return None

@@ -39,9 +39,9 @@ from gristmill.dataprep.conservation import (
     check_conservation,
     check_quarantine,
 )
-from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.documents import Inputs, document_id
 from gristmill.dataprep.inner_steps import run_step
+from gristmill.dataprep.licences.statements import of_record
 from gristmill.dataprep.llm.batch_requests import ask_tasks
 from gristmill.dataprep.llm.lineage import (
     GENERATED,
@@ -293,9 +293,8 @@ class _Source:
         for place, row in enumerate(rows):
             document = row["id"]
             metadata = json.loads(row["metadata"])
-            licence = next(
-                (str(metadata[key]) for key in LICENCE_KEYS if metadata.get(key)), None
-            )
+            statement = of_record(metadata)
+            licence = statement and statement.licence
             parents.append(Parent(bytes.fromhex(document), licence))
             for number in range(self.section.per_document):
                 more_parents: list[int] = []

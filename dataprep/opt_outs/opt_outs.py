@@ -29,7 +29,7 @@ from gristmill.dataprep.opt_outs.site_texts import (
     gather_site_texts,
     read_sites,
 )
-from gristmill.dataprep.readers.page_opt_outs import OPT_OUT_KEYS
+from gristmill.dataprep.readers.page_rights import OPT_OUT_KEYS
 from gristmill.dataprep.runners.tasks import Done, ShardTask, run_tasks, shard_tasks
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.opt_outs import OPT_OUT_RULES, OptOuts

@@ -10,41 +10,31 @@ import io
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 from zipfile import ZipFile
 
 from gristmill.dataprep.readers.charsets import AUTO, decode
-from gristmill.dataprep.readers.html import Options, all_text
+from gristmill.dataprep.readers.html import Extracted, Options, all_text
 
 LINE_HYPHEN = re.compile("[\x02\ufffe](?:\r\n)?(?P<next>.?)")
 """PDFium's marks of a hyphen at the end of a line, and the next line's first letter."""
 PARAGRAPH_JOINT = "\n\n"
-DUBLIN_CORE = "{http://purl.org/dc/elements/1.1/}"
+EPUB_FIELDS = {
+    "title": "title",
+    "author": "creator",
+    "language": "language",
+    "published": "date",
+}
+"""Key of the metadata -> element of Dublin Core in the package of an EPUB."""
 
 
 class DocumentError(ValueError):
     """A file cannot be read as its format; the message says what to do."""
 
 
-@dataclass(frozen=True)
-class ParsedFile:
-    """Content of a file.
-
-    Attributes:
-        parts: text of each page (PDF, Docling) or chapter (EPUB); one of a Word file.
-        metadata: empty values are left out later.
-        scanned: numbers of the pages that show something, but have no text layer.
-    """
-
-    parts: list[str]
-    metadata: Mapping[str, object] = field(default_factory=dict)
-    scanned: list[int] = field(default_factory=list)
-
-
-def parse_pdf(content: bytes, options: Options) -> ParsedFile:
+def parse_pdf(content: bytes, options: Options) -> Extracted:
     """Read the text layer of a PDF, with the line breaks of its pages."""
     from pypdfium2 import PdfDocument
 
@@ -62,7 +52,7 @@ def parse_pdf(content: bytes, options: Options) -> ParsedFile:
         "author": information.get("Author"),
         "pages": len(parts),
     }
-    return ParsedFile(parts, metadata, scanned)
+    return Extracted(parts, metadata, scanned=scanned)
 
 
 def _joined(hyphen: re.Match[str]) -> str:
@@ -71,15 +61,15 @@ def _joined(hyphen: re.Match[str]) -> str:
     return letter if letter.islower() else f"-{letter}"
 
 
-def parse_docx(content: bytes, options: Options) -> ParsedFile:
+def parse_docx(content: bytes, options: Options) -> Extracted:
     """Read a Word document, without its pictures."""
     from mammoth import convert_to_html
 
     html = convert_to_html(io.BytesIO(content), convert_image=lambda image: []).value
-    return ParsedFile([all_text(html, options)])
+    return Extracted([all_text(html, options)])
 
 
-def parse_epub(content: bytes, options: Options) -> ParsedFile:
+def parse_epub(content: bytes, options: Options) -> Extracted:
     """Read the chapters of an EPUB in reading order (EPUB 3.3, section 5.7), without
     its table of contents.
 
@@ -90,20 +80,18 @@ def parse_epub(content: bytes, options: Options) -> ParsedFile:
         container = _xml(archive.read("META-INF/container.xml"))
         package_name = container.find(".//{*}rootfile").get("full-path")
         package = _xml(archive.read(package_name))
-        items = {
-            item.get("id"): item
+        folder = posixpath.dirname(package_name)
+        names = {
+            item.get("id"): posixpath.normpath(
+                posixpath.join(folder, unquote(item.get("href")))
+            )
             for item in package.iterfind("{*}manifest/{*}item")
-            if "nav" not in (item.get("properties") or "").split()
+            if "nav" not in item.get("properties", "").split()
         }
         chapters = [
-            posixpath.normpath(
-                posixpath.join(
-                    posixpath.dirname(package_name),
-                    unquote(items[reference.get("idref")].get("href")),
-                )
-            )
+            names[reference.get("idref")]
             for reference in package.iterfind("{*}spine/{*}itemref")
-            if reference.get("idref") in items and reference.get("linear") != "no"
+            if reference.get("idref") in names and reference.get("linear") != "no"
         ]
         if "META-INF/encryption.xml" in archive.namelist():
             encryption = _xml(archive.read("META-INF/encryption.xml"))
@@ -117,17 +105,15 @@ def parse_epub(content: bytes, options: Options) -> ParsedFile:
             all_text(decode(archive.read(name), AUTO, html=True).text, options)
             for name in chapters
         ]
-    metadata = {
-        "title": package.findtext(f".//{DUBLIN_CORE}title"),
-        "author": package.findtext(f".//{DUBLIN_CORE}creator"),
-        "language": package.findtext(f".//{DUBLIN_CORE}language"),
-        "published": package.findtext(f".//{DUBLIN_CORE}date"),
-        "chapters": len(parts),
+    metadata: dict[str, object] = {
+        key: package.findtext(f".//{{http://purl.org/dc/elements/1.1/}}{element}")
+        for key, element in EPUB_FIELDS.items()
     }
-    return ParsedFile(parts, metadata)
+    metadata["chapters"] = len(parts)
+    return Extracted(parts, metadata)
 
 
-def parse_docling(content: bytes, options: Options) -> ParsedFile:
+def parse_docling(content: bytes, options: Options) -> Extracted:
     """Read what Docling writes as JSON (DoclingDocument), without headers and footers
     of pages.
 
@@ -154,7 +140,7 @@ def parse_docling(content: bytes, options: Options) -> ParsedFile:
         "file": (document.get("origin") or {}).get("filename"),
         "pages": len(document["pages"]),
     }
-    return ParsedFile([pages[number] for number in sorted(pages)], metadata)
+    return Extracted([pages[number] for number in sorted(pages)], metadata)
 
 
 def _docling_items(document: Any, parent: Any) -> Iterator[Any]:
@@ -186,7 +172,7 @@ def _docling_block(item: Any, markdown: bool) -> str:
     return {"code": f"```\n{text}\n```", "formula": f"$${text}$$"}.get(label, text)
 
 
-PARSERS: dict[str, Callable[[bytes, Options], ParsedFile]] = {
+PARSERS: dict[str, Callable[[bytes, Options], Extracted]] = {
     "pdf": parse_pdf,
     "docx": parse_docx,
     "epub": parse_epub,

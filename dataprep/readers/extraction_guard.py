@@ -16,11 +16,12 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from queue import SimpleQueue
 
-from gristmill.dataprep.readers.extraction_process import ExtractorAnswer, Request
+from gristmill.dataprep.readers.extraction_process import OUT_OF_MEMORY, Request
 from gristmill.dataprep.readers.guarded import EndedError, GuardedProcess
-from gristmill.dataprep.readers.html import Options
+from gristmill.dataprep.readers.html import Extracted, Options
 from gristmill.dataprep.readers.records import (
     HTML,
     Dropped,
@@ -106,17 +107,15 @@ class Guard(GuardedProcess):
         else:
             self._unsent.put(self._pages[-1])
 
-    def collect(self) -> ExtractorAnswer:
+    def collect(self) -> Extracted:
         """Wait for the answer to the oldest submitted page: its text, or an error."""
         while True:
             page = self._pages[0]
             try:
-                answer: ExtractorAnswer = json.loads(self.receive())
-                if "memory" not in answer:
-                    self._forget()
-                    self._answered += 1
-                    return answer
-                end = f"needed more than {self.limits.memory_bytes >> 20} MiB of memory"
+                answer = Extracted(**json.loads(self.receive()))
+                self._forget()
+                self._answered += 1
+                return answer
             except EndedError as error:
                 end = str(error)
             # Restart the process after the page that ended it, or with it if no fresh
@@ -129,7 +128,7 @@ class Guard(GuardedProcess):
             if self._pages:
                 self._start()
             if not is_retried:
-                return {"error": f"the extractor {end}"}
+                return Extracted(error=f"the extractor {end}")
 
     def kill(self) -> None:
         """Kill the process, if it runs, and end its writer."""
@@ -149,10 +148,15 @@ class Guard(GuardedProcess):
             "seconds": self.limits.seconds,
             "memory_bytes": self.limits.memory_bytes,
         }
+        memory = f"needed more than {self.limits.memory_bytes >> 20} MiB of memory"
         self.begin(
             "gristmill.dataprep.readers.extraction_process",
             settings,
-            {signal.SIGPROF: self._late, signal.SIGALRM: self._late},
+            {
+                signal.SIGPROF: self._late,
+                signal.SIGALRM: self._late,
+                OUT_OF_MEMORY: memory,
+            },
         )
         self._answered = 0
         self._unsent = SimpleQueue()
@@ -208,30 +212,34 @@ def _settle(item: Read, guard: Guard, reading: Reading) -> Iterator[Read]:
         yield item
         return
     answer = guard.collect()
-    if "error" in answer:
-        yield Rejected(item.number, answer["error"], excerpt(item.content), item.part)
+    if answer.error:
+        yield Rejected(item.number, answer.error, excerpt(item.content), item.part)
         return
-    parts = [part.strip() for part in answer["parts"]]
-    scanned = answer.get("scanned", ())
-    if scanned:
-        error = _without_text(item.locator, scanned, len(parts))
+    parts = [part.strip() for part in answer.parts]
+    if answer.scanned:
+        pages = join_first(answer.scanned, SHOWN_PAGES)
+        error = (
+            f"{item.locator}: {len(answer.scanned)} of {len(parts)} pages have no text "
+            f"layer ({pages}); run OCR first, such as olmocr, docling or ocrmypdf, and "
+            "read what it writes"
+        )
         yield Rejected(item.number, error, part=item.part)
-    metadata = chosen_metadata({**answer["metadata"], **item.metadata}, reading)
+    metadata = {**answer.metadata, **item.metadata}
     if reading.split_parts and item.form != HTML:
         texts = [
             (number, f"{item.locator}#{number}", part)
             for number, part in enumerate(parts, start=1)
-            if number not in scanned
+            if number not in answer.scanned
         ]
-    elif scanned and not any(parts):
+    elif answer.scanned and not any(parts):
         return
     else:
         texts = [(item.number, item.locator, JOINT.join(filter(None, parts)))]
         if len(parts) > 1:
-            ends = {"part_ends": part_ends(parts)}
-            metadata = {**metadata, **chosen_metadata(ends, reading)}
+            metadata["part_ends"] = part_ends(parts)
+    chosen = chosen_metadata(metadata, reading)
     for number, locator, text in texts:
-        record = make_record(number, locator, text, metadata, answer["replaced"])
+        record = make_record(number, locator, text, chosen, answer.replaced)
         if isinstance(record, Rejected | Dropped):
             record = replace(record, part=item.part)
         yield record
@@ -239,17 +247,8 @@ def _settle(item: Read, guard: Guard, reading: Reading) -> Iterator[Read]:
 
 def part_ends(parts: Sequence[str]) -> list[int]:
     """End of each page or chapter in the text of them all, in characters."""
-    ends = []
-    end = 0
-    for part in parts:
-        end += len(part) + len(JOINT) * bool(part and end)
-        ends.append(end)
-    return ends
 
+    def end_of(end: int, part: str) -> int:
+        return end + len(part) + len(JOINT) * bool(part and end)
 
-def _without_text(locator: str, pages: Sequence[int], number: int) -> str:
-    shown = join_first([str(page) for page in pages], SHOWN_PAGES)
-    return (
-        f"{locator}: {len(pages)} of {number} pages have no text layer ({shown}); run "
-        "OCR first, such as olmocr, docling or ocrmypdf, and read what it writes"
-    )
+    return list(accumulate(parts, end_of, initial=0))[1:]

@@ -7,13 +7,13 @@ pages or the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
-from gristmill.dataprep.licences.page_licence import page_licence
 from gristmill.dataprep.readers.charsets import (
     UTF8,
     Errors,
@@ -21,7 +21,7 @@ from gristmill.dataprep.readers.charsets import (
     decode,
 )
 from gristmill.dataprep.readers.formulas import write_formulas
-from gristmill.dataprep.readers.page_opt_outs import meta_opt_outs
+from gristmill.dataprep.readers.page_rights import page_rights
 
 if TYPE_CHECKING:
     from resiliparse.parse.html import HTMLTree
@@ -39,17 +39,22 @@ Extractor = Callable[[str, Options], Content]
 """Function from HTML and options to a text and its metadata."""
 
 
-class Extracted(TypedDict):
-    """Content of a page.
+@dataclass(frozen=True)
+class Extracted:
+    """Content of a page or document file, or the error that prevents its extraction.
 
     Attributes:
-        text: empty if the page has none.
+        parts: text of the page (one), or of each page or chapter of the file.
+        metadata: of the page or file; empty values are left out later.
         replaced: number of U+FFFD put for invalid bytes.
+        scanned: numbers of a PDF's pages that show something, but have no text layer.
     """
 
-    text: str
-    metadata: Mapping[str, object]
-    replaced: int
+    parts: Sequence[str] = ()
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    replaced: int = 0
+    scanned: Sequence[int] = ()
+    error: str = ""
 
 
 def extract(
@@ -75,15 +80,11 @@ def extract(
     """
     decoded = decode(content, encoding, charset, html=True, errors=errors)
     text, extracted = extractor(decoded.text, options)
-    metadata = {**extracted, **page_licence(decoded.text)}
+    metadata = {**extracted, **page_rights(decoded.text)}
     metadata["charset"] = charset or declared_in_page(content)
     if decoded.encoding != UTF8:
         metadata["encoding"] = decoded.encoding
-    return {
-        "text": text.strip(),
-        "metadata": {**metadata, **meta_opt_outs(decoded.text)},
-        "replaced": decoded.replaced,
-    }
+    return Extracted([text], metadata, decoded.replaced)
 
 
 def parse(html: str) -> HTMLTree:

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from functools import partial
 
 from gristmill.core.files import as_path
-from gristmill.dataprep.licences.page_licence import page_licence
 from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.archives import read_tar, read_zip
 from gristmill.dataprep.readers.binary_formats import format_of_content, how_to_read
@@ -25,7 +24,7 @@ from gristmill.dataprep.readers.compression import (
 )
 from gristmill.dataprep.readers.csv_rows import read_csv
 from gristmill.dataprep.readers.jsonl import read_jsonl
-from gristmill.dataprep.readers.page_opt_outs import meta_opt_outs
+from gristmill.dataprep.readers.page_rights import page_rights
 from gristmill.dataprep.readers.parquet import TableReader, read_table
 from gristmill.dataprep.readers.pythondocs import python_documents
 from gristmill.dataprep.readers.records import (
@@ -158,7 +157,7 @@ def _read_document(item: Input, reading: Reading, form: str) -> Iterator[Read]:
         metadata["encoding"] = decoded.encoding
     text = decoded.text
     if html:
-        metadata |= {**page_licence(text), **meta_opt_outs(text)}
+        metadata |= page_rights(text)
     if html or reading.split is None:
         chosen = chosen_metadata(metadata, reading)
         yield make_record(1, item.name, text, chosen, decoded.replaced)

@@ -23,7 +23,7 @@ from gristmill.dataprep.readers.charsets import (
     decode,
 )
 from gristmill.dataprep.readers.compression import Openable
-from gristmill.dataprep.readers.page_opt_outs import OPT_OUT_KEYS
+from gristmill.dataprep.readers.page_rights import OPT_OUT_KEYS
 
 EXCERPT_CHARACTERS = 200
 NUL = "\0"

@@ -461,13 +461,13 @@ def _with_licences(files: Sequence[SourceFile]) -> list[SourceFile]:
     folders: dict[str, FolderLicences] = {}
     licensed = []
     for file in files:
-        statement = None
         if file.format == "text" and "://" not in file.location:
             root = file.location.removesuffix(file.name) or "/"
             licences = folders.setdefault(root, FolderLicences(root))
-            statement = licences.of(os.path.dirname(file.location))
-        metadata = {} if statement is None else statement.metadata()
-        licensed.append(replace(file, metadata=metadata))
+            statement = licences.of(Path(file.location).parent)
+            if statement is not None:
+                file = replace(file, metadata=statement.metadata())
+        licensed.append(file)
     return licensed
 
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from gristmill.dataprep.licences.page_licence import page_licence
 from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.archive_records import (
     ARC,
@@ -35,7 +34,7 @@ from gristmill.dataprep.readers.archive_records import (
 )
 from gristmill.dataprep.readers.charsets import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.readers.compression import DecodedStream
-from gristmill.dataprep.readers.page_opt_outs import header_opt_outs, meta_opt_outs
+from gristmill.dataprep.readers.page_rights import header_opt_outs, page_rights
 from gristmill.dataprep.readers.records import (
     EMPTY,
     Dropped,
@@ -287,7 +286,7 @@ class _WarcReader:
         if not decoded.text.strip():
             return Dropped(number, EMPTY, locator)
         if html:
-            metadata |= {**page_licence(decoded.text), **meta_opt_outs(decoded.text)}
+            metadata |= page_rights(decoded.text)
         chosen = chosen_metadata(metadata, self.reading)
         return make_record(number, locator, decoded.text, chosen, decoded.replaced)
 

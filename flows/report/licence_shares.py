@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import astuple, dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 
+from gristmill.dataprep.corpus import TEXT
 from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.licences.shares import (
     LicenceShare,
-    by_licence,
-    count_shares,
-    shard_tables,
+    licence_column,
+    measure_sizes,
+    shares_by,
+    sum_shares,
 )
-from gristmill.flows.pages.page_elements import Table, table
+from gristmill.flows.pages.page_elements import Section, Table, flatten, table
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZE
-from gristmill.mixtures.spdx import UNKNOWN, spdx_of
+from gristmill.mixtures.spdx import UNKNOWN, expression_of
 from gristmill.tokenize.encoding.encode import docs_name
 
-BASES = {
+Basis = Literal["mixture", "tokens", "text"]
+BASES: dict[Basis, str] = {
     "mixture": "Shares of the training tokens of the mixture: a source's share, divided "
     "like the tokens of its kept documents.",
     "tokens": "Shares of the tokens of the kept documents.",
@@ -44,7 +45,7 @@ class LicenceShares:
         shares: by source and licence.
     """
 
-    basis: Literal["mixture", "tokens", "text"]
+    basis: Basis
     unknown: float
     licences: dict[str, float]
     shares: list[LicenceShare]
@@ -62,22 +63,23 @@ def licence_shares(session: Session, facts: Facts) -> LicenceShares:
             committed.
     """
     corpus = committed_corpus(session)
+    licence = licence_column(corpus)
     folder = session.committed(TOKENIZE) if TOKENIZE in session.plan else None
-    basis: Literal["mixture", "tokens", "text"] = "text"
-    if folder is None:
-        shares = count_shares(shard_tables(corpus))
-    else:
-        basis = "tokens"
-        data: Path = folder.data
 
-        def tokens_of(shard: str) -> pa.Table:
-            return read_table(data / docs_name(shard), ["id", "tokens", "bytes"])
+    def sizes(shard: str) -> pa.Table:
+        if folder is None:
+            documents = corpus.read(shard, ["source", licence, TEXT])
+            return measure_sizes(documents, licence)
+        tokenized = read_table(folder.data / docs_name(shard))
+        documents = corpus.read(shard, ["source", licence], kept=None)
+        return measure_sizes(documents.take(tokenized["row"]), licence, tokenized)
 
-        shares = count_shares(shard_tables(corpus, tokens_of))
+    basis: Basis = "text" if folder is None else "tokens"
+    shares = sum_shares(map(sizes, corpus.shards))
     if facts.packed is not None:
         basis = "mixture"
         shares = _in_mixture(session, facts, shares)
-    licences = by_licence(shares)
+    licences = shares_by("licence", shares)
     return LicenceShares(basis, licences.get(UNKNOWN, 0.0), licences, shares)
 
 
@@ -85,21 +87,18 @@ def _in_mixture(
     session: Session, facts: Facts, shares: list[LicenceShare]
 ) -> list[LicenceShare]:
     """Shares of the mixture; sources of tokens have the licence of the manifest."""
-    share_of_source = {row.source: row.share for row in mixture_rows(facts)}
-    for name, source in session.manifest.token_sources.items():
-        licence = spdx_of(source.licence or "") or UNKNOWN
-        shares = [*shares, LicenceShare(name, licence, 0, 0, None, 1.0)]
-    totals: dict[str, float] = defaultdict(float)
-    for share in shares:
-        totals[share.source] += share.share
+    mixed = {row.source: row.share for row in mixture_rows(facts)}
+    shares += [
+        LicenceShare(name, expression_of(source.licence), 0, 0, None, 1.0)
+        for name, source in session.manifest.token_sources.items()
+    ]
+    totals = shares_by("source", shares)
     return [
         replace(
-            share,
-            share=share_of_source.get(share.source, 0.0)
-            * share.share
-            / (totals[share.source] or 1.0),
+            row,
+            share=mixed.get(row.source, 0.0) * row.share / (totals[row.source] or 1.0),
         )
-        for share in shares
+        for row in shares
     ]
 
 
@@ -114,3 +113,8 @@ def licence_table(shares: LicenceShares) -> Table:
         "share": ".2%",
     }
     return table(columns, map(astuple, shares.shares))
+
+
+def licences_section(title: str, shares: LicenceShares) -> Section:
+    """The table below the meaning of its shares."""
+    return Section(title, flatten([shares.describe(), licence_table(shares)]))

@@ -52,6 +52,10 @@ DATASETS: tuple[Format, ...] = ("hf", "iceberg")
 TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap"]
 PARTS = {"pages": ("pdf", "docling"), "chapters": ("epub",)}
 """Parts into which `split` divides document files -> their formats."""
+SPLITS = (
+    "`{paragraphs: 4000}` for text, `pages` for pdf and docling, `chapters` for epub, "
+    "or the name of a split with `format: hf`"
+)
 Extractor = Literal["resiliparse", "trafilatura", "readability", "justext", "none"]
 
 
@@ -229,26 +233,12 @@ class DocumentFiles(Section):
         return value
 
     def _problems(self) -> Iterator[str]:
-        if isinstance(self.split, Paragraphs):
-            splits: tuple[str, ...] = ("hf", "text")
-        else:
-            splits = ("hf", *PARTS.get(self.split or "", ()))
-        if self.split is not None and self.format not in (*splits, "auto"):
-            yield (
-                f"`split: {self.split}` does not split format {self.format}; use "
-                "`{paragraphs: 4000}` for text, `pages` for pdf and docling, "
-                "`chapters` for epub, or a split of `format: hf`"
-            )
-        if self.format == "auto" and splits == ("hf",) and self.split is not None:
-            yield (
-                f"`split: {self.split}` is not a way to split a text; use "
-                "`{paragraphs: 4000}`, `pages` or `chapters`, or set `format: hf`"
-            )
-        if self.format == "hf" and isinstance(self.split, Paragraphs):
-            yield (
-                "`split` names a split of `format: hf`, such as train; "
-                "its rows are not split further"
-            )
+        formats = ("text", "auto")
+        if isinstance(self.split, str):
+            parts = PARTS.get(self.split, ())
+            formats = ("hf", *parts, "auto") if parts else ("hf",)
+        if self.split is not None and self.format not in formats:
+            yield f"`split: {self.split}` does not divide format {self.format}; {SPLITS}"
         if self.split is not None and self.read is not None:
             yield "`read` determines the documents itself; remove `split`"
         if self.read is not None and self.format != "auto":

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from gristmill.dataprep.exporting.croissant_rai import responsible_ai
-from gristmill.dataprep.exporting.dataset_card import About, Exported
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill.dataprep.exporting.dataset_card import (
+    CROISSANT,
+    About,
+    Exported,
+    cards,
+)
 from gristmill.dataprep.exporting.origins import Origin
 from gristmill.mixtures.schema.evaluation import Documents
 
@@ -23,19 +31,26 @@ EXPORTED = Exported(
 )
 
 
+def croissant(origins: Sequence[Origin], about: About = ABOUT) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(
+        cards(about, Documents(), EXPORTED, origins)[CROISSANT]
+    )
+    return fields
+
+
 def test_collection_spans_all_sources_and_names_crawlers_and_models() -> None:
     origins = [
         Origin(
             "web",
             is_crawled=True,
-            crawled=("2024-01-02", "2024-02-03"),
-            dated=("2025-01-01", "2025-01-01"),
+            period=("2024-01-02", "2024-02-03"),
+            evidence="WARC-Date",
             crawls=[{"software": "Nutch", "robots": "obeyed"}],
         ),
-        Origin("notes", dated=("2023-05-06", "2023-05-06")),
+        Origin("notes", period=["2023-05-06"] * 2, evidence="dates of the files"),
         Origin("made", written_by="writer"),
     ]
-    fields = responsible_ai(ABOUT, Documents(), EXPORTED, origins)
+    fields = croissant(origins)
     assert fields["rai:dataCollectionTimeframe"] == ["2023-05-06", "2024-02-03"]
     assert fields["rai:dataCollectionType"] == ["Web Scraping", "Synthetic"]
     assert fields["rai:hasSyntheticData"] is True
@@ -50,7 +65,7 @@ def test_collection_spans_all_sources_and_names_crawlers_and_models() -> None:
 
 
 def test_what_is_not_recorded_is_absent() -> None:
-    fields = responsible_ai(ABOUT, Documents(), EXPORTED, [Origin("notes")])
+    fields = croissant([Origin("notes")])
     assert fields["rai:dataCollection"] == "notes: files"
     absent = {
         "rai:dataCollectionTimeframe",
@@ -59,3 +74,23 @@ def test_what_is_not_recorded_is_absent() -> None:
         "rai:dataSocialImpact",
     }
     assert not absent & fields.keys()
+
+
+def test_names_and_settings_with_quotes_and_line_breaks_stay_json() -> None:
+    name = 'a "b" <c> \\ \u2028 &'
+    about: About = {
+        "name": name,
+        "sources": [{"name": "web", "licence": None}],
+        "steps": [
+            {"name": "one", "stage": "filter", "settings": [("pattern", 'x\n"y"')]},
+            {"name": "two", "stage": "dedup", "settings": []},
+        ],
+        "manifest": "",
+        "code": [],
+    }
+    fields = croissant([], about)
+    assert fields["name"] == name
+    assert fields["rai:dataPreprocessingProtocol"] == [
+        'one (pattern: x "y")',
+        "two (no settings)",
+    ]

@@ -25,9 +25,9 @@ from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import Corpus, UnknownColumnError
 from gristmill.dataprep.exporting import export_documents as exporting
-from gristmill.dataprep.exporting.croissant import data_type
 from gristmill.dataprep.exporting.dataset_card import (
     Exported,
+    data_type,
     hub_licence,
     size_category,
 )
@@ -300,9 +300,7 @@ def test_card_and_metadata_describe_the_export(
         "http://mlcommons.org/croissant/RAI/1.0",
     ]
     unknown = {
-        row["source"]: row["share"]
-        for row in listing.sources
-        if row["licence"] == "unknown"
+        row.source: row.share for row in listing.sources if row.licence == "unknown"
     }
     assert metadata["license"] == [
         "https://spdx.org/licenses/CC-BY-4.0",

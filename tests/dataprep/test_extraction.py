@@ -33,7 +33,7 @@ def run(
 ) -> tuple[str, dict[str, object]]:
     chosen = ExtractOptions.model_validate(options).model_dump()
     extracted = extract(page, "auto", "", EXTRACTORS[extractor], chosen)
-    return extracted["text"], dict(extracted["metadata"])
+    return extracted.parts[0].strip(), dict(extracted.metadata)
 
 
 @pytest.mark.parametrize("extractor", EXTRACTORS)

@@ -20,9 +20,9 @@ from gristmill.dataprep.licences.folder_licence import (
     licence_of_text,
     of_folder,
 )
-from gristmill.dataprep.licences.page_licence import page_licence
 from gristmill.dataprep.licences.statements import of_header, of_metadata
 from gristmill.dataprep.readers import ingest
+from gristmill.dataprep.readers.page_rights import page_rights
 from gristmill.dataprep.readers.sources import listing
 from gristmill.mixtures.schema.sources import Source
 from gristmill.mixtures.steps.licences import Licences
@@ -59,7 +59,7 @@ CC = "https://creativecommons.org/licenses"
     ],
 )
 def test_licence_of_a_page(html: str, licence: str, by: str) -> None:
-    assert page_licence(html) == {"licence": licence, "licence_by": by}
+    assert page_rights(html) == {"licence": licence, "licence_by": by}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_licence_of_a_page(html: str, licence: str, by: str) -> None:
     ],
 )
 def test_page_without_a_licence(html: str) -> None:
-    assert page_licence(html) == {}
+    assert page_rights(html) == {}
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,14 @@ def test_nearest_folder_states_the_licence_and_none_above_the_source(
     root = tmp_path / "checkout" / "data"
     (root / "a" / "b").mkdir(parents=True)
     (tmp_path / "checkout" / "LICENSE").write_text(licence_text("MIT"))
-    assert FolderLicences(f"{root}/").of(str(root / "a")) is None
+    assert FolderLicences(f"{root}/").of(root / "a") is None
     (root / "LICENSE-MIT").write_text(licence_text("MIT"))
     (root / "COPYING").write_text(licence_text("ISC"))
     (root / "a" / "package.json").write_text('{"license": "0BSD"}')
     folders = FolderLicences(f"{root}/")
     assert [
         statement and (statement.licence, statement.by)
-        for statement in map(folders.of, (str(root), str(root / "a" / "b")))
+        for statement in map(folders.of, (root, root / "a" / "b"))
     ] == [("ISC AND MIT", "file"), ("0BSD", "package")]
 
 
@@ -276,7 +276,7 @@ def test_real_pages_and_licence_texts() -> None:
             if (stream := archive.extractfile(member)) is not None:
                 html = stream.read().decode("utf-8", "replace")
                 name = member.name.rpartition("/")[2]
-                recognised[name] = page_licence(html)["licence"]
+                recognised[name] = page_rights(html)["licence"]
     assert {
         name: licence.lower()
         .removeprefix("cc-")

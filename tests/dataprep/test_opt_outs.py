@@ -159,7 +159,7 @@ def test_pages_keep_their_opt_outs(tmp_path: Path) -> None:
     options = ExtractOptions().model_dump()
     answer = extract(PAGE, "utf-8", "", with_resiliparse, options)
     tags = {"meta_robots": "noindex, NOAI", "meta_tdm_reservation": "1"}
-    assert tags.items() <= dict(answer["metadata"]).items()
+    assert tags.items() <= dict(answer.metadata).items()
     # without extraction, and whatever metadata is selected
     reading = Reading(metadata=["date"], extract="none")
     kept, _ = read_warc(Input("a.warc", path), reading)
