@@ -3,7 +3,8 @@ into real text, and finds nothing where there is nothing.
 
 Sets, arms and rule were committed before the first run, and every run is a row. The
 text is documentation and source code of installed packages; an arm replaces a share of
-the tokens by one harm. It counts as found if the ablation decides as expected.
+the tokens by one harm, which takes the place of documentation, the kind of text that is
+measured. It counts as found if the ablation decides as expected.
 `EQUAL_ARMS` further arms train on random halves of the documents, more than they can
 read: each is judged by itself, and every decision on it is a false alarm.
 """
@@ -33,12 +34,11 @@ from gristmill.flows.sweeps.ablation import (
     prepared_run,
     read_ablation,
 )
-from gristmill.flows.sweeps.ablation_results import AblationResults, values_of
+from gristmill.flows.sweeps.ablation_results import AblationResults, compare
 from gristmill.flows.sweeps.paired_differences import (
     Decision,
     Difference,
     decide,
-    difference,
 )
 
 PIECES = 3600
@@ -164,10 +164,12 @@ def shuffle_sentences(texts: Sequence[str]) -> list[str]:
 
 def planted_arms() -> dict[str, Any]:
     """Return the arms of the ablation with planted effects."""
-    arms: dict[str, Any] = {
-        name: {"set": {f"sources.{source}.weight": share / (1 - share)}}
-        for name, (source, share) in HARMS.items()
-    }
+    arms: dict[str, Any] = {}
+    for name, (source, share) in HARMS.items():
+        weights = {"documentation": 1 - CODE_SHARE - share, source: share}
+        arms[name] = {
+            "set": {f"sources.{key}.weight": weight for key, weight in weights.items()}
+        }
     return {**arms, GOOD: {"without": ["code"]}}
 
 
@@ -210,14 +212,13 @@ def equal_rows(folder: Path) -> Iterator[Row]:
     rule, target = read.decide, {"documentation": 1.0}
     num_decided, num_significant = 0, 0
     for arm in trained:
-        values = values_of(arm, target), values_of(reference, target)
-        change = difference(*values, rule.confidence)
+        change = compare(arm, reference, target, rule)
         decision = decide(
             change.mean, change.p, rule.confidence, rule.smallest_difference
         )
         num_decided += decision != "cannot tell"
         num_significant += change.p < CHANCE
-        yield difference_row(f"equal arms, {arm.arm}", change, decision)
+        yield difference_row(f"equal arms, {arm.name}", change, decision)
     note = f"of {EQUAL_ARMS} arms, against the nominal rate"
     for name, count in (
         ("equal arms, decided", num_decided),

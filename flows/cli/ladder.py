@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 from typer import Option, echo
@@ -41,7 +42,8 @@ def ladder(
     the manifest's own training.
     """
     from gristmill.flows.sweeps.ladder import analyse_ladder, climb, plan_ladder
-    from gristmill.flows.sweeps.ladder_report import print_ladder, write_ladder
+    from gristmill.flows.sweeps.ladder_report import print_ladder
+    from gristmill.flows.sweeps.sweep_report import write_beside
 
     session = open_or_exit(manifest, set_, store)
     try:
@@ -62,6 +64,6 @@ def ladder(
         results = analyse_ladder(
             planned, climb(planned, sys.stderr if as_json else sys.stdout)
         )
-    written = write_ladder(session.manifest_file, results)
+    written = write_beside(session.manifest_file, "ladder", asdict(results))
     print_json(results) if as_json else print_ladder(results)
     echo(written, err=as_json)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 TORCH = "torch"
 EXTRA_OF = {
-    **dict.fromkeys((TORCH, "tensorboard", "sympy"), "train"),
+    **dict.fromkeys((TORCH, "tensorboard", "sklearn", "sympy"), "train"),
     **dict.fromkeys(
         ("prefect", "fastapi", "starlette", "uvicorn", "prometheus_client"), "ui"
     ),

@@ -7,7 +7,6 @@ once, and an interrupted ablation resumes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
-from gristmill.core.files import write_text
+from gristmill.core.files import write_json_lines
 from gristmill.dataprep.documents import read_documents, shard_names
 from gristmill.flows.running.events import RunNotice, Subscriber
 from gristmill.flows.running.run import StageFailedError
@@ -28,15 +27,17 @@ from gristmill.flows.stages.registry import MIX, TOKENIZER
 from gristmill.flows.sweeps.arms import Variant, read_arms
 from gristmill.flows.sweeps.grid import SweepError, read_settings, settings_from
 from gristmill.flows.sweeps.proxies import (
-    Proxy,
     ProxyManifest,
     Request,
     TrainedGroup,
-    in_one_line,
+    as_settings,
+    check_held_out,
+    check_target,
     only_needed,
     packed_manifest,
     run_in_sequence,
     showing_progress,
+    sources_read,
     train_proxies,
 )
 from gristmill.mixtures.loader import anchor
@@ -45,7 +46,7 @@ from gristmill.mixtures.schema.ablation import Ablation, Pool, quick
 from gristmill.mixtures.schema.mix import ROW_LENGTH
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.schema.sources import INGEST
-from gristmill.mixtures.yaml_text import problems_of, unknown_name
+from gristmill.mixtures.yaml_text import problems_of
 from gristmill.tokenize.packed import PackedSet
 
 ABLATIONS = "ablations"
@@ -58,8 +59,8 @@ AVERAGED_SHARE = 0.2
 """Share of the steps at the end whose weights are averaged: averages of the last
 checkpoints are less noisy ("Signal and noise": Heineman et al. 2025).
 """
-SHUFFLED = "shuffled words"
-"""Name of a control."""
+OTHER_SEEDS, SHUFFLED, DUPLICATED = "other seeds", "shuffled words", "half duplicated"
+"""Names of the controls."""
 REPEATED_SHARE, COPIES = 0.1, 9
 """In the control with duplicates this share of the documents is read so many times:
 half of what it reads are copies. Few documents that are read often harm (Hernandez et
@@ -79,6 +80,12 @@ class Trial:
     size: str
     rate: str
 
+    @property
+    def title(self) -> str:
+        """The settings in words."""
+        pool = self.pool.replace("_", " ")
+        return f"{self.size}, {self.rate} learning rate, {pool}"
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -96,25 +103,6 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class TrainedArm:
-    """Trainings of an arm, or of a control, in one trial.
-
-    Attributes:
-        arm: name.
-        tokens_kept: tokens of one pass over its documents, by source that it reads.
-        epochs: source -> passes over its documents.
-        proxies: trainings, one per seed.
-        error: reason why its documents cannot be mixed or trained on.
-    """
-
-    arm: str
-    tokens_kept: Mapping[str, int]
-    epochs: Mapping[str, float]
-    proxies: tuple[Proxy, ...] = ()
-    error: str | None = None
-
-
-@dataclass(frozen=True)
 class TrainedTrial:
     """All trainings of a trial.
 
@@ -122,26 +110,17 @@ class TrainedTrial:
         trial: its settings.
         tokens: of each training.
         arms: the manifest itself and the arms, in order.
-        same: the manifest itself with other seeds.
-        shuffled: with shuffled words.
-        duplicated: with few documents read often.
+        controls: the manifest itself with other seeds, with shuffled words, and with
+            few documents read often.
         random_drops: arm -> a random part of the larger of both sets, as large as the
             smaller.
     """
 
     trial: Trial
     tokens: int
-    arms: tuple[TrainedArm, ...]
-    same: TrainedArm
-    shuffled: TrainedArm
-    duplicated: TrainedArm
-    random_drops: Mapping[str, TrainedArm]
-
-    @property
-    def every_arm(self) -> list[TrainedArm]:
-        """All arms and controls."""
-        controls = (self.same, self.shuffled, self.duplicated)
-        return [*self.arms, *self.random_drops.values(), *controls]
+    arms: tuple[TrainedGroup, ...]
+    controls: tuple[TrainedGroup, ...]
+    random_drops: Mapping[str, TrainedGroup]
 
 
 @dataclass(frozen=True)
@@ -210,26 +189,6 @@ class AblationPlan(ProxyManifest):
         rows: int = section["steps"] * section["global_batch_size"]
         return rows * self.sequence_length
 
-    def proxy_settings(
-        self, trial: Trial, seed: int, held_out: HeldOut, tokenizer: Sequence[str]
-    ) -> list[str]:
-        """Settings of a training besides those of its documents."""
-        section = {
-            **self.proxy_section(trial),
-            "seed": seed,
-            "validation_set": str(held_out.packed),
-        }
-        return [
-            *tokenizer,
-            f"mix.tokens={self.tokens_of(trial)}",
-            f"mix.sequence_length={self.sequence_length}",
-            f"mix.seed={seed}",
-            "mix.validation=0",
-            "mix.phases=[]",
-            "merge=null",
-            f"pretrain={in_one_line(section)}",
-        ]
-
 
 def plan_ablation(
     settings: Ablation,
@@ -250,18 +209,10 @@ def plan_ablation(
         gristmill.mixtures.loader.ManifestError: the manifest or an arm is invalid.
     """
     manifest = open_session(manifest_file, list(overrides), store).manifest
-    domains = (
-        list(settings.held_out)
-        if isinstance(settings.held_out, dict)
-        else list(manifest.sources)
-    )
-    names = [*domains, *(task["name"] for task in settings.pretrain.get("tasks", ()))]
-    unknown = [name for name in settings.decide.target if name not in names]
-    if unknown:
-        raise SweepError(
-            "decide.target: no such held-out source or task: "
-            f"{unknown_name(unknown[0], names)}"
-        )
+    given = settings.held_out
+    domains = given if isinstance(given, dict) else manifest.sources
+    tasks = [task["name"] for task in settings.pretrain.get("tasks", ())]
+    check_target("decide.target", settings.decide.target, [*domains, *tasks])
     length = ROW_LENGTH if manifest.mix is None else manifest.mix.sequence_length
     plan = AblationPlan(
         manifest_file,
@@ -273,11 +224,13 @@ def plan_ablation(
         length,
     )
     for variant in plan.variants:
-        where = [
-            f"sources.{name}.where={in_one_line(condition)}"
-            for name, condition in variant.conditions.items()
-            if condition
-        ]
+        where = as_settings(
+            {
+                f"sources.{name}.where": condition
+                for name, condition in variant.conditions.items()
+                if condition
+            }
+        )
         tokens = f"mix.tokens={plan.tokens_of(plan.trials[0])}"
         plan.open([*variant.overrides, *where, tokens], MIX)
     return plan
@@ -328,10 +281,9 @@ def prepared_run(plan: AblationPlan, output: TextIO) -> Iterator[AblationRun]:
     """Make the shared tokenizer, set text aside, and show the progress of the block."""
     tokens = f"mix.tokens={plan.tokens_of(plan.trials[0])}"
     session = plan.open([tokens], MIX)
-    engine = session.manifest.engine
     with (
         showing_progress(output) as emit,
-        proxy_server(session.plan, engine) as server,
+        proxy_server(session.plan, session.manifest.engine) as server,
     ):
         run = AblationRun(plan, emit, server)
         section = session.manifest.tokenizer
@@ -339,7 +291,7 @@ def prepared_run(plan: AblationPlan, output: TextIO) -> Iterator[AblationRun]:
             tokenizing = only_needed(session, TOKENIZER)
             run.run_stages(tokenizing)
             path = tokenizing.folder(TOKENIZER).data / "tokenizer.json"
-            run.tokenizer = (f"tokenizer={in_one_line({'path': str(path)})}",)
+            run.tokenizer = as_settings({"tokenizer": {"path": str(path)}})
         run.held_out = set_aside(run)
         yield run
 
@@ -359,7 +311,7 @@ class AblationRun:
     plan: AblationPlan
     emit: Subscriber
     server: StageServer | None = None
-    tokenizer: tuple[str, ...] = ()
+    tokenizer: Sequence[str] = ()
     held_out: HeldOut = field(init=False)
 
     def run_stages(self, session: Session) -> None:
@@ -375,39 +327,40 @@ class AblationRun:
         )
         if first.error is not None:
             raise StageFailedError(first.error)
-        kept = first.tokens_kept
-        drops = {}
-        for arm, outcome in zip(arms, trained, strict=True):
-            drop = random_drop(reference, arm, kept, outcome.tokens_kept)
-            if drop is not None:
-                drops[arm.name] = drop
+        drops = {
+            arm.name: drop
+            for arm, group in zip(arms, trained, strict=True)
+            if (
+                drop := random_drop(
+                    reference, arm, first.tokens_kept, group.tokens_kept
+                )
+            )
+        }
         # The set has no more documents than it reads with their copies, but some.
+        num_reads = 1 + REPEATED_SHARE * (COPIES - 1)
         fewer = {
             source: pool.get(source, 1.0)
-            * share_read(epochs / (1 + REPEATED_SHARE * (COPIES - 1)), kept[source])
-            for source, epochs in first.epochs.items()
+            * share_read(entry["epochs"] / num_reads, entry["available_tokens"])
+            for source, entry in first.sources.items()
         }
+        shifted = replace(reference, name=OTHER_SEEDS, shift=len(self.plan.seeds))
         duplicated = replace(
-            reference,
-            name="half duplicated",
-            copies=COPIES,
-            repeated_share=REPEATED_SHARE,
+            reference, name=DUPLICATED, copies=COPIES, repeated_share=REPEATED_SHARE
         )
-        controls = [
-            (replace(reference, name="other seeds", shift=len(self.plan.seeds)), pool),
-            (replace(reference, name=SHUFFLED, shuffled=True), pool),
-            (duplicated, fewer),
-        ]
         *dropped, same, shuffled, duplicates = self.train_arms(
-            trial, [*((drop, pool) for drop in drops.values()), *controls]
+            trial,
+            [
+                *((drop, pool) for drop in drops.values()),
+                (shifted, pool),
+                (replace(reference, name=SHUFFLED, shuffled=True), pool),
+                (duplicated, fewer),
+            ],
         )
         return TrainedTrial(
             trial,
             self.plan.tokens_of(trial),
             (first, *trained),
-            same,
-            shuffled,
-            duplicates,
+            (same, shuffled, duplicates),
             dict(zip(drops, dropped, strict=True)),
         )
 
@@ -425,10 +378,9 @@ class AblationRun:
                 self.run_stages(mixing)
             except StageFailedError:
                 continue  # the arm's training reports it
-            for source, entry in packed_manifest(mixing)["realised"].items():
-                if entry["tokens"]:
-                    share = share_read(entry["epochs"], entry["available_tokens"])
-                    pool[source] = min(pool.get(source, 1.0), share)
+            for source, entry in sources_read(packed_manifest(mixing)).items():
+                share = share_read(entry["epochs"], entry["available_tokens"])
+                pool[source] = min(pool.get(source, 1.0), share)
         return pool
 
     def overrides(
@@ -436,16 +388,30 @@ class AblationRun:
     ) -> list[str]:
         """Settings of a training."""
         held_out = self.held_out
+        mix = {
+            "tokens": self.plan.tokens_of(trial),
+            "sequence_length": self.plan.sequence_length,
+            "seed": seed + variant.shift,
+            "validation": 0,
+            "phases": [],
+        }
+        settings = {f"mix.{key}": value for key, value in mix.items()} | {
+            "merge": None,
+            "pretrain": {
+                **self.plan.proxy_section(trial),
+                "seed": seed + variant.shift,
+                "validation_set": str(held_out.packed),
+            },
+        }
         return [
             *variant.settings(str(held_out.documents), held_out.excluded_below, pool),
-            *self.plan.proxy_settings(
-                trial, seed + variant.shift, held_out, self.tokenizer
-            ),
+            *self.tokenizer,
+            *as_settings(settings),
         ]
 
     def train_arms(
         self, trial: Trial, variants: Sequence[tuple[Variant, Mapping[str, float]]]
-    ) -> list[TrainedArm]:
+    ) -> list[TrainedGroup]:
         """Train arms or controls, each from a pool of documents, with every seed."""
         requests = [
             Request(
@@ -454,15 +420,10 @@ class AblationRun:
             for variant, pool in variants
             for seed in self.plan.seeds
         ]
-        self.emit(RunNotice(title_of(trial)))
-        groups = train_proxies(
-            self.plan,
-            requests,
-            self.emit,
-            "validation_average",
-            server=self.server,
+        self.emit(RunNotice(trial.title))
+        return train_proxies(
+            self.plan, requests, self.emit, "validation_average", server=self.server
         )
-        return [trained_arm(name, group) for name, group in groups.items()]
 
 
 def share_read(epochs: float, tokens: int) -> float:
@@ -470,28 +431,6 @@ def share_read(epochs: float, tokens: int) -> float:
     several documents.
     """
     return min(1.0, max(epochs, LEAST_TOKENS / max(1, tokens)))
-
-
-def title_of(trial: Trial) -> str:
-    """Return the settings of a trial in words."""
-    pool = trial.pool.replace("_", " ")
-    return f"{trial.size}, {trial.rate} learning rate, {pool}"
-
-
-def trained_arm(name: str, group: TrainedGroup) -> TrainedArm:
-    """Return the trainings of an arm with the sizes of the sources that it reads."""
-    realised = {
-        source: entry
-        for source, entry in group.packed.get("realised", {}).items()
-        if entry["tokens"]
-    }
-    return TrainedArm(
-        name,
-        {source: entry["available_tokens"] for source, entry in realised.items()},
-        {source: entry["epochs"] for source, entry in realised.items()},
-        group.proxies,
-        group.error,
-    )
 
 
 def random_drop(
@@ -503,18 +442,15 @@ def random_drop(
     """Return the larger of two sets without a random part, so that both have the same
     size; None if no source of both differs in size.
     """
-    total, total_of_arm = sum(kept.values()), sum(kept_by_arm.values())
-    if not total_of_arm or abs(total_of_arm / total - 1) <= SAME_SIZE:
-        return None
-    larger, sizes, goal = reference, kept, kept_by_arm
-    if total_of_arm > total:
-        larger, sizes, goal = arm, kept_by_arm, kept
+    pairs = ((reference, kept), (arm, kept_by_arm))
+    (_, goal), (larger, sizes) = sorted(pairs, key=lambda pair: sum(pair[1].values()))
     drop = {
-        source: min(1.0, goal.get(source, 0) / size)
+        source: min(1.0, goal[source] / size)
         for source, size in sizes.items()
-        if size and goal.get(source)
+        if source in goal
     }
-    if min(drop.values(), default=1.0) >= 1 - SAME_SIZE:
+    is_smaller = sum(goal.values()) < (1 - SAME_SIZE) * sum(sizes.values())
+    if not is_smaller or min(drop.values(), default=1.0) >= 1 - SAME_SIZE:
         return None
     return replace(larger, name=f"random drop for {arm.name}", drop=drop)
 
@@ -527,66 +463,53 @@ def set_aside(run: AblationRun) -> HeldOut:
     """
     plan = run.plan
     given = plan.settings.held_out
-    is_share = isinstance(given, float)
-    settings = [
-        *run.tokenizer,
-        "prepare=[]",
-        "pretrain={steps: 1}",
-        "merge=null",
-        f"mix={in_one_line(_held_out_mix(plan))}",
-    ]
+    settings: dict[str, object] = {
+        "prepare": [],
+        "pretrain": {"steps": 1},
+        "merge": None,
+        "mix": {
+            "tokens": plan.sequence_length,
+            "sequence_length": plan.sequence_length,
+            "validation": given if isinstance(given, float) else GIVEN_SHARE,
+            # The rows for training are never read, and may be of any source.
+            "on_shortfall": "redistribute",
+        },
+    }
     if isinstance(given, dict):
-        sources = {name: {"path": str(path)} for name, path in given.items()}
-        settings.append(f"sources={in_one_line(sources)}")
-    session = plan.open(settings, MIX)
+        settings["sources"] = {
+            name: {"path": str(path)} for name, path in given.items()
+        }
+    session = plan.open([*run.tokenizer, *as_settings(settings)], MIX)
     run.run_stages(session)
     packed = PackedSet(session.folder(MIX).data)
-    rows = {
-        source: entry["rows"] for source, entry in packed.manifest["validation"].items()
-    }
-    missing = [
-        name
-        for name in plan.settings.decide.target or rows
-        if name in rows and not rows[name]
-    ]
-    if missing:
-        raise SweepError(
-            f"no held-out text of {', '.join(missing)}; raise held_out, or leave it out "
-            "of decide.target"
-        )
+    held_out = packed.manifest["validation"]
+    target = plan.settings.decide.target or dict.fromkeys(held_out, 1.0)
+    check_held_out(
+        held_out,
+        {name: target.get(name, 0.0) for name in held_out},
+        "raise held_out, or leave it out of decide.target",
+    )
     return HeldOut(
         packed.folder,
         _write_documents(session, packed),
-        given if is_share else 0.0,  # type: ignore[arg-type]
+        given if isinstance(given, float) else 0.0,
     )
-
-
-def _held_out_mix(plan: AblationPlan) -> dict[str, Any]:
-    given = plan.settings.held_out
-    return {
-        "tokens": plan.sequence_length,
-        "sequence_length": plan.sequence_length,
-        "validation": given if isinstance(given, float) else GIVEN_SHARE,
-        # The rows for training are never read, and may be of any source.
-        "on_shortfall": "redistribute",
-    }
 
 
 def _write_documents(session: Session, packed: PackedSet) -> Path:
     """Write the texts of the held-out documents as a table with the column `text`."""
-    ids = pa.chunked_array(
-        [
-            packed.validation_pieces(source)["id"].combine_chunks()
-            for source in packed.manifest["validation"]
-        ]
-    ).unique()
+    held_out = packed.manifest["validation"]
+    ids = pa.concat_arrays(
+        [packed.validation_pieces(source)["id"].combine_chunks() for source in held_out]
+    )
     inputs = {INGEST: session.folder(INGEST).data}
-    texts = []
+    rows = []
     for shard in shard_names(inputs[INGEST]):
         table = read_documents(inputs, shard, ["id", "text"])
-        texts += table.filter(pc.is_in(table["id"], ids))["text"].to_pylist()
+        is_held_out = pc.is_in(table["id"], ids)
+        rows += table.filter(is_held_out).select(["text"]).to_pylist()
     folder = session.store.root / ABLATIONS
     path = folder / f"held-out-{session.plan[MIX].identity[:16]}.jsonl"
     if not path.exists():
-        write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        write_json_lines(path, rows)
     return path

@@ -48,14 +48,13 @@ def estimate_cost(plan: AblationPlan, output: TextIO) -> list[SizeCost]:
             overrides = run.overrides(trial, plan.variants[0], {}, plan.seeds[0])
             training = plan.open([*overrides, *TIMED])
             run.run_stages(training)
-            folder = training.folder(PRETRAIN)
-            lines = read_json_lines(folder.data / METRICS)
+            lines = read_json_lines(training.folder(PRETRAIN).data / METRICS)
             speeds = [line.get("tokens_per_second") for line in lines]
             tokens = plan.tokens_of(trial)
             seconds = tokens / next(filter(None, reversed(speeds)))
             # The time that a training takes to start, and that of its mixture.
-            seconds += folder.manifest()["seconds"]
-            seconds += training.folder(MIX).manifest()["seconds"]
+            for stage in (MIX, PRETRAIN):
+                seconds += training.folder(stage).manifest()["seconds"]
             trainings = plan.num_trainings // len(sizes)
             costs.append(SizeCost(size, trainings, tokens, trainings * seconds / 3600))
     return costs

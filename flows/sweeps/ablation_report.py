@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gristmill.core.files import write_json, write_text
+from gristmill.core.files import write_text
 from gristmill.flows.pages.page_elements import (
     Figure,
     Note,
@@ -24,13 +24,14 @@ from gristmill.flows.pages.pictures import intervals
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.quantities import quantity
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.sweeps.ablation import SHUFFLED, title_of
+from gristmill.flows.sweeps.ablation import SHUFFLED
 from gristmill.flows.sweeps.ablation_results import (
     AblationResults,
     ComparedTrial,
     Control,
 )
 from gristmill.flows.sweeps.paired_differences import MOST_SEEDS, Difference
+from gristmill.flows.sweeps.sweep_report import write_beside
 from gristmill.mixtures.schema.ablation import REFERENCE
 
 UNIT = "bits per byte"
@@ -44,11 +45,10 @@ def write_ablation(manifest_file: str, results: AblationResults) -> list[Path]:
     """Write `NAME-ablation.json` and `.html` beside the manifest, and return their
     paths.
     """
-    file = Path(manifest_file)
-    json_file = file.with_name(f"{file.stem}-ablation.json")
+    json_file = write_beside(manifest_file, "ablation", asdict(results))
     page_file = json_file.with_suffix(".html")
-    write_json(json_file, asdict(results))
-    write_text(page_file, html_file(page_of_ablation(file.stem, results)))
+    page = page_of_ablation(Path(manifest_file).stem, results)
+    write_text(page_file, html_file(page))
     return [json_file, page_file]
 
 
@@ -69,7 +69,7 @@ def print_ablation(results: AblationResults) -> None:
 
 def heading(trial: ComparedTrial) -> str:
     """Return the heading of a trial."""
-    return f"{title_of(trial.trial)}: {trial.tokens:,} tokens"
+    return f"{trial.trial.title}: {trial.tokens:,} tokens"
 
 
 def arms_table(trial: ComparedTrial) -> Table:
@@ -112,8 +112,8 @@ def controls_table(trial: ComparedTrial) -> Table:
 
 
 def shown(change: Difference) -> str:
-    """Format a difference with its interval."""
-    return f"{change.mean:+.4f} [{change.low:+.4f}, {change.high:+.4f}]"
+    """Format a difference with half the width of its interval."""
+    return f"{change.mean:+.4f} ± {change.high - change.mean:.4f}"
 
 
 def describe_rule(results: AblationResults) -> Iterator[str]:
@@ -142,18 +142,15 @@ def describe_verdict(results: AblationResults) -> Iterator[str]:
     """Yield what the controls say of the budget, and the decisions."""
     size = results.rule["sizes"][-1]
     deciding = [trial for trial in results.trials if trial.trial.size == size]
-    failing = [
-        (trial, control)
-        for trial in deciding
-        for control in trial.controls
-        if not control.holds and (control.is_required or trial.can_tell)
-    ]
-    for trial, control in failing:
-        below = (
-            "" if control.is_required else f" differences below {trial.smallest:.4f}"
-        )
-        failure = describe_failure(control)
-        yield f"{title_of(trial.trial)}: this budget cannot tell{below}: {failure}"
+    for trial in deciding:
+        for control in trial.controls:
+            if control.holds or not (control.is_required or trial.can_tell):
+                continue
+            limit = f" differences below {trial.smallest:.4f}"
+            yield (
+                f"{trial.trial.title}: this budget cannot tell"
+                f"{'' if control.is_required else limit}: {describe_failure(control)}"
+            )
     smallest = max(trial.detectable for trial in deciding)
     yield (
         f"{len(results.seeds)} seeds find differences from {smallest:.4f} {UNIT} on, "
@@ -169,14 +166,14 @@ def describe_verdict(results: AblationResults) -> Iterator[str]:
 
 def describe_seeds(arm: str, deciding: Sequence[ComparedTrial]) -> str:
     """Describe the seeds that would decide on an arm, or nothing if they could not."""
-    needed = []
-    for trial in deciding:
-        for entry in trial.arms:
-            if entry.arm == arm:
-                is_large = abs(entry.difference.mean) >= trial.smallest
-                needed.append(entry.seeds_needed if is_large else None)
-    seeds = [number for number in needed if number is not None]
-    return f" ({max(seeds)} seeds could)" if seeds and None not in needed else ""
+    seeds = [
+        entry.seeds_needed
+        for trial in deciding
+        for entry in trial.arms
+        if entry.arm == arm and abs(entry.difference.mean) >= trial.smallest
+    ]
+    numbers = [number for number in seeds if number is not None]
+    return f" ({max(numbers)} seeds could)" if len(numbers) == len(deciding) else ""
 
 
 def describe_failure(control: Control) -> str:

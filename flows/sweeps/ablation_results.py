@@ -15,8 +15,9 @@ from gristmill.core.files import find_json, json_digest, write_json
 from gristmill.core.store import Store
 from gristmill.flows.sweeps.ablation import (
     ABLATIONS,
+    DUPLICATED,
+    OTHER_SEEDS,
     AblationPlan,
-    TrainedArm,
     TrainedTrial,
     Trial,
 )
@@ -30,6 +31,7 @@ from gristmill.flows.sweeps.paired_differences import (
     holm,
     seeds_to_find,
 )
+from gristmill.flows.sweeps.proxies import TrainedGroup
 from gristmill.mixtures.schema.ablation import Ablation, Decide
 
 
@@ -117,7 +119,7 @@ class ComparedTrial:
     @property
     def can_tell(self) -> bool:
         """True if the required controls hold."""
-        return all(control.holds for control in self.controls if control.is_required)
+        return can_tell(self.controls)
 
 
 @dataclass(frozen=True)
@@ -179,130 +181,116 @@ def analyse_ablation(
     settings = plan.settings
     sources = trained[0].arms[0].proxies[0].bits_per_byte
     target = normalised(settings.decide.target or dict.fromkeys(sources, 1.0))
-    trials = [_compare(outcome, target, settings.decide) for outcome in trained]
-    deciding = [entry for entry in trials if entry.trial.size == settings.sizes[-1]]
-    arms = [variant.name for variant in plan.variants[1:]]
-    failed = {
-        arm.arm: arm.error
-        for outcome in trained
-        for arm in outcome.every_arm
-        if arm.error is not None
+    trials = [_compare(each, target, settings.decide) for each in trained]
+    by_size = {
+        size: [trial for trial in trials if trial.trial.size == size]
+        for size in settings.sizes
     }
+    deciding = by_size.pop(settings.sizes[-1])
+    groups = [
+        group
+        for each in trained
+        for group in (*each.arms, *each.random_drops.values(), *each.controls)
+    ]
     return AblationResults(
         rule_of(settings),
         earlier_rule,
         plan.seeds,
         target,
         trials,
-        {arm: _joint_decision(arm, deciding) for arm in arms},
-        all(entry.can_tell for entry in deciding),
-        {
-            size: _agreement(
-                [entry for entry in trials if entry.trial.size == size], deciding
-            )
-            for size in settings.sizes[:-1]
-        },
-        failed,
+        {arm.name: _joint_decision(arm.name, deciding) for arm in plan.variants[1:]},
+        all(trial.can_tell for trial in deciding),
+        {size: _agreement(compared, deciding) for size, compared in by_size.items()},
+        {group.name: group.error for group in groups if group.error is not None},
     )
 
 
-def values_of(arm: TrainedArm, target: Weights) -> list[float]:
-    """Return the mean bits per byte (and errors of tasks) over the target, by seed."""
-    return [
-        sum(
-            share * {**proxy.bits_per_byte, **proxy.tasks}[name]
-            for name, share in target.items()
-            if share
-        )
-        for proxy in arm.proxies
-    ]
+def compare(
+    group: TrainedGroup, other: TrainedGroup, target: Weights, rule: Decide
+) -> Difference:
+    """Return the difference between two arms in the mean over the target."""
+    values, others = values_of(group, target), values_of(other, target)
+    return difference(values, others, rule.confidence)
 
 
-def _compare(outcome: TrainedTrial, target: Weights, rule: Decide) -> ComparedTrial:
-    reference, *arms = outcome.arms
-    trained = [arm for arm in arms if arm.error is None]
-    values = values_of(reference, target)
-    controls = _compare_controls(outcome, target, rule)
+def values_of(group: TrainedGroup, target: Weights) -> list[float]:
+    """Return the mean over the target of each proxy of an arm."""
+    return [proxy.mean(target) for proxy in group.proxies]
+
+
+def _compare(trained: TrainedTrial, target: Weights, rule: Decide) -> ComparedTrial:
+    reference, *arms = trained.arms
+    arms = [arm for arm in arms if arm.error is None]
+    controls = _compare_controls(trained, target, rule)
     unseen = [
         control.difference.high
         for control in controls
         if not (control.holds or control.is_required)
     ]
     smallest = max([rule.smallest_difference, *unseen])
-    can_tell = all(control.holds for control in controls if control.is_required)
-
-    def compared_with(arm: TrainedArm, other: TrainedArm) -> Difference:
-        others = values_of(other, target)
-        return difference(values_of(arm, target), others, rule.confidence)
-
-    differences = [compared_with(arm, reference) for arm in trained]
-    adjusted = holm([entry.p for entry in differences])
+    differences = [compare(arm, reference, target, rule) for arm in arms]
+    adjusted = holm([change.p for change in differences])
     compared = []
-    for arm, change, p in zip(trained, differences, adjusted, strict=True):
-        drop = outcome.random_drops.get(arm.arm)
-        from_drop = None
-        if drop is not None and drop.error is None:
-            is_smaller = sum(arm.tokens_kept.values()) < sum(
-                reference.tokens_kept.values()
-            )
-            from_drop = compared_with(arm if is_smaller else reference, drop)
+    for arm, change, p in zip(arms, differences, adjusted, strict=True):
+        decision = decide(change.mean, p, rule.confidence, smallest)
+        drop = trained.random_drops.get(arm.name)
+        smaller = arm if arm.num_tokens < reference.num_tokens else reference
         compared.append(
             ComparedArm(
-                arm.arm,
-                sum(arm.tokens_kept.values()),
-                max(arm.epochs.values()),
+                arm.name,
+                arm.num_tokens,
+                arm.epochs,
                 values_of(arm, target),
                 {
-                    name: float(
-                        np.mean(values_of(arm, {name: 1.0}))
-                        - np.mean(values_of(reference, {name: 1.0}))
-                    )
+                    name: compare(arm, reference, {name: 1.0}, rule).mean
                     for name in target
                 },
                 change,
                 p,
-                decide(change.mean, p, rule.confidence, smallest)
-                if can_tell
-                else "cannot tell",
-                from_drop,
+                decision if can_tell(controls) else "cannot tell",
+                compare(smaller, drop, target, rule) if drop and drop.proxies else None,
                 seeds_to_find(change.mean, change.spread, rule.confidence),
             )
         )
-    spreads = [entry.spread for entry in differences] or [controls[0].difference.spread]
+    spreads = [change.spread for change in differences or [controls[0].difference]]
     return ComparedTrial(
-        outcome.trial,
-        outcome.tokens,
-        values,
-        sum(reference.tokens_kept.values()),
-        max(reference.epochs.values()),
+        trained.trial,
+        trained.tokens,
+        values_of(reference, target),
+        reference.num_tokens,
+        reference.epochs,
         compared,
         controls,
         smallest,
-        detectable(len(values), float(np.median(spreads)), rule.confidence),
+        detectable(len(reference.proxies), float(np.median(spreads)), rule.confidence),
     )
 
 
+def can_tell(controls: Sequence[Control]) -> bool:
+    """True if the required controls hold."""
+    return all(control.holds for control in controls if control.is_required)
+
+
 def _compare_controls(
-    outcome: TrainedTrial, target: Weights, rule: Decide
+    trained: TrainedTrial, target: Weights, rule: Decide
 ) -> list[Control]:
     """Compare the controls that could be trained with the reference."""
-    values = values_of(outcome.arms[0], target)
     controls = []
-    for control in (outcome.same, outcome.shuffled, outcome.duplicated):
+    for control in trained.controls:
         if control.error is not None:
             continue
-        is_same = control is outcome.same
+        is_same = control.name == OTHER_SEEDS
         smallest = rule.smallest_difference if is_same else 0.0
-        change = difference(values_of(control, target), values, rule.confidence)
+        change = compare(control, trained.arms[0], target, rule)
         decision = decide(change.mean, change.p, rule.confidence, smallest)
         expected: Decision = "cannot tell" if is_same else "worse"
         controls.append(
             Control(
-                control.arm,
+                control.name,
                 expected,
                 change,
                 decision == expected,
-                control is not outcome.duplicated or decision == "better",
+                control.name != DUPLICATED or decision == "better",
                 seeds_to_find(change.mean, change.spread, rule.confidence),
             )
         )
@@ -311,10 +299,10 @@ def _compare_controls(
 
 def _joint_decision(arm: str, deciding: Sequence[ComparedTrial]) -> Decision:
     """Return the decision that all trials agree on."""
-    decisions: set[Decision] = set()
-    for trial in deciding:
-        decided = {entry.arm: entry.decision for entry in trial.arms}
-        decisions.add(decided.get(arm, "cannot tell"))
+    decisions: set[Decision] = {
+        next((each.decision for each in trial.arms if each.arm == arm), "cannot tell")
+        for trial in deciding
+    }
     return decisions.pop() if len(decisions) == 1 else "cannot tell"
 
 
@@ -322,17 +310,18 @@ def _agreement(
     trials: Sequence[ComparedTrial], deciding: Sequence[ComparedTrial]
 ) -> float:
     """Share of pairs of arms that both sizes rank alike, over all pools and rates."""
-    alike = []
+    alike: list[bool] = []
     for trial, other in zip(trials, deciding, strict=True):
-        means, other_means = _means(trial), _means(other)
-        names = [name for name in means if name in other_means]
+        means = {arm.arm: arm.difference.mean for arm in trial.arms}
+        # The reference differs by nothing from itself.
+        pairs = [(0.0, 0.0)]
+        pairs += [
+            (means[arm.arm], arm.difference.mean)
+            for arm in other.arms
+            if arm.arm in means
+        ]
         alike += [
-            (means[one] < means[two]) == (other_means[one] < other_means[two])
-            for one, two in itertools.combinations(names, 2)
+            (first[0] < second[0]) == (first[1] < second[1])
+            for first, second in itertools.combinations(pairs, 2)
         ]
     return float(np.mean(alike))
-
-
-def _means(trial: ComparedTrial) -> dict[str, float]:
-    """Mean difference of the reference and all arms."""
-    return {"": 0.0} | {entry.arm: entry.difference.mean for entry in trial.arms}

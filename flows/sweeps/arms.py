@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.flows.sweeps.grid import SweepError
-from gristmill.flows.sweeps.proxies import in_one_line
+from gristmill.flows.sweeps.proxies import as_settings
 from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.loader import open_manifest
 from gristmill.mixtures.manifest import Manifest
@@ -29,7 +29,7 @@ class Variant:
         name: of the arm.
         overrides: settings that replace the manifest's.
         prepare: steps, as written.
-        conditions: source -> its condition on documents, or None.
+        conditions: source -> its condition on documents, or an empty one.
         repeats: source -> its expression of repeats, or None.
         drop: source -> share of its documents that remain after a random drop.
         copies: reads of each repeated document.
@@ -41,7 +41,7 @@ class Variant:
     name: str
     overrides: tuple[str, ...]
     prepare: Sequence[Any]
-    conditions: Mapping[str, str | None]
+    conditions: Mapping[str, str]
     repeats: Mapping[str, str | None]
     drop: Mapping[str, float] = field(default_factory=dict)
     copies: int = 1
@@ -70,25 +70,22 @@ class Variant:
         ]
         if self.shuffled:
             steps.append({"edit": {"use": SHUFFLE}, "name": "shuffled_words"})
-        settings = [*self.overrides, f"prepare={in_one_line(steps)}"]
+        settings: dict[str, object] = {"prepare": steps}
         for source, condition in self.conditions.items():
             share = pool.get(source, 1.0) * self.drop.get(source, 1.0)
             end = excluded_below + (1 - excluded_below) * share
-            conditions = [
-                f"({condition})" if condition else "",
-                f"draw >= {excluded_below:.6f}",
-                f"draw < {end:.6f}" if share < 1 else "",
-            ]
-            where = " AND ".join(filter(None, conditions))
-            settings.append(f"sources.{source}.where={in_one_line(where)}")
-            settings.append(f"sources.{source}.max_epochs={MOST_EPOCHS}")
+            parts = [condition, f"draw >= {excluded_below:.6f}"]
+            if share < 1:
+                parts.append(f"draw < {end:.6f}")
+            key = f"sources.{source}"
+            settings[f"{key}.where"] = " AND ".join(filter(None, parts))
+            settings[f"{key}.max_epochs"] = MOST_EPOCHS
             if self.copies > 1:
                 last = excluded_below + (end - excluded_below) * self.repeated_share
                 times = f"if(draw < {last:.6f}, {self.copies}, 1)"
                 own = self.repeats[source]
-                expression = f"({own}) * {times}" if own else times
-                settings.append(f"sources.{source}.epochs={in_one_line(expression)}")
-        return settings
+                settings[f"{key}.epochs"] = f"({own}) * {times}" if own else times
+        return [*self.overrides, *as_settings(settings)]
 
 
 MOST_EPOCHS = 1000
@@ -129,17 +126,16 @@ def read_arms(
                 name,
                 changes,
                 changed_as_written.raw.get("prepare") or (),
-                {source: _both(section.where, extra) for source, section in sources},
+                {source: all_of(section.where, extra) for source, section in sources},
                 {source: section.epochs for source, section in sources},
             )
         )
     return variants
 
 
-def _both(own: str | None, extra: str | None) -> str | None:
-    if own is None or extra is None:
-        return own or extra
-    return f"({own}) AND ({extra})"
+def all_of(*conditions: str | None) -> str:
+    """Return one condition for several; empty if there are none."""
+    return " AND ".join(f"({condition})" for condition in conditions if condition)
 
 
 def rule_sets_of(manifest: Manifest) -> list[str]:
@@ -180,9 +176,9 @@ def _overrides_of(
 ) -> tuple[str, ...]:
     """Return the settings of an arm that replace the manifest's."""
     weights = None if manifest.mix is None else manifest.mix.weights
-    weight = "sources.{}.weight=0" if weights is None else "mix.weights.{}=0"
+    weight = "sources.{}.weight" if weights is None else "mix.weights.{}"
     known = [*manifest.steps, *rule_sets_of(manifest), *manifest.sources]
-    settings = [f"{key}={in_one_line(value)}" for key, value in arm.set.items()]
+    settings = dict(arm.set)
     for part in arm.without:
         if part not in known:
             raise SweepError(
@@ -190,11 +186,11 @@ def _overrides_of(
                 f"{unknown_name(part, known, 'the manifest has')}"
             )
         if part in manifest.sources:
-            settings.append(weight.format(part))
+            settings[weight.format(part)] = 0
         elif part not in manifest.steps:
-            settings.append(f"{part}=null")
+            settings[part] = None
     if not manifest.steps.keys().isdisjoint(arm.without):
         steps = zip(raw["prepare"], manifest.steps, strict=True)
         kept = [entry for entry, step in steps if step not in arm.without]
-        settings.insert(0, f"prepare={in_one_line(kept)}")
-    return tuple(settings)
+        settings = {"prepare": kept} | settings
+    return tuple(as_settings(settings))

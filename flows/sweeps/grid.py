@@ -5,12 +5,12 @@ distribution.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from gristmill.core.seeds import seeded_key
 from gristmill.mixtures.base import Positive, PositiveFloat, Section
@@ -46,7 +46,9 @@ class Dirichlet(Section):
 
 
 class Grid(Section):
-    """A sweep's file. The mixtures of all its keys are tried, each once."""
+    """A sweep's file. The mixtures of all its keys are tried, each once. A list is that
+    of `mixtures`.
+    """
 
     mixtures: tuple[dict[str, Share], ...] = ()
     """Explicit weights; sources that are not named get 0."""
@@ -57,34 +59,25 @@ class Grid(Section):
     dirichlet: Dirichlet | None = None
     """Randomly drawn mixtures."""
 
-
-def read_grid(path: Path) -> Grid:
-    """Read a sweep's file: a mapping with the keys of `Grid`, or a list of weights.
-
-    Raises:
-        SweepError: the file cannot be read or is not such a mapping or list.
-    """
-    return read_settings(path, Grid, "mixtures")
+    @model_validator(mode="before")
+    @classmethod
+    def _as_mapping(cls, raw: Any) -> Any:
+        return {"mixtures": raw} if isinstance(raw, list) else raw
 
 
-def read_settings(path: Path, kind: type[Settings], listed: str = "") -> Settings:
-    """Read a YAML file with the keys of a section, or a list of the entries of the key
-    `listed`.
+def read_settings(path: Path, kind: type[Settings]) -> Settings:
+    """Read a YAML file with the keys of a section.
 
     Raises:
         SweepError: the file cannot be read, or has other keys.
     """
     try:
-        raw = read_yaml(path)
+        return settings_from(str(path), read_yaml(path), kind)
     except YamlFileError as error:
         raise SweepError(str(error)) from error
-    is_list = bool(listed) and isinstance(raw, list)
-    return settings_from(str(path), {listed: raw} if is_list else raw, kind, listed)
 
 
-def settings_from(
-    name: str, content: Any, kind: type[Settings], listed: str = ""
-) -> Settings:
+def settings_from(name: str, content: Any, kind: type[Settings]) -> Settings:
     """Validate the content of a file of settings, which `name` names in errors.
 
     Raises:
@@ -94,8 +87,7 @@ def settings_from(
         return kind.model_validate(content)
     except ValidationError as error:
         raise SweepError(
-            f"{name}: {problems_of(error)}; it holds "
-            f"{f'a list of {listed}, or ' if listed else ''}a mapping with "
+            f"{name}: {problems_of(error)}; it holds a mapping with "
             f"{', '.join(kind.model_fields)}"
         ) from error
 
@@ -114,9 +106,8 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
     """
     candidates = list(grid.mixtures)
     if grid.grid:
-        for values in itertools.product(*grid.grid.values()):
-            candidates.append(dict(zip(grid.grid, values, strict=True)))
-    mixtures: list[Weights] = []
+        combinations = itertools.product(*grid.grid.values())
+        candidates += [dict(zip(grid.grid, each, strict=True)) for each in combinations]
     for weights in candidates:
         unknown = sorted(weights.keys() - manifest_weights.keys())
         if unknown:
@@ -124,27 +115,12 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
                 f"no such source: {', '.join(unknown)} (sources: "
                 f"{', '.join(manifest_weights)})"
             )
-        mixtures.append(
-            normalised({name: weights.get(name, 0.0) for name in manifest_weights})
-        )
     if grid.dirichlet is not None:
-        for number in range(grid.dirichlet.samples):
-            shares = normalised(manifest_weights)
-            drawn = {name: share for name, share in shares.items() if share}
-            key = seeded_key(
-                "gristmill", "sweep", grid.dirichlet.seed, number, bits=128
-            )
-            generator = np.random.Generator(np.random.Philox(key=key))
-            parameters = [
-                grid.dirichlet.concentration * len(drawn) * share
-                for share in drawn.values()
-            ]
-            drawn_shares = dict(
-                zip(drawn, generator.dirichlet(parameters).tolist(), strict=True)
-            )
-            mixtures.append(
-                normalised(dict.fromkeys(manifest_weights, 0.0) | drawn_shares)
-            )
+        candidates += drawn_mixtures(grid.dirichlet, normalised(manifest_weights))
+    mixtures = [
+        normalised({name: weights.get(name, 0.0) for name in manifest_weights})
+        for weights in candidates
+    ]
     distinct = list({tuple(mixture.values()): mixture for mixture in mixtures}.values())
     if len(distinct) < 2:
         raise SweepError(
@@ -152,6 +128,17 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
             "add more to its file"
         )
     return distinct
+
+
+def drawn_mixtures(dirichlet: Dirichlet, shares: Weights) -> Iterator[Weights]:
+    """Draw mixtures around shares that sum to 1; sources of share 0 are left out."""
+    shares = {name: share for name, share in shares.items() if share}
+    scale = dirichlet.concentration * len(shares)
+    parameters = scale * np.array(list(shares.values()))
+    for number in range(dirichlet.samples):
+        key = seeded_key("gristmill", "sweep", dirichlet.seed, number, bits=128)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        yield dict(zip(shares, generator.dirichlet(parameters).tolist(), strict=True))
 
 
 def normalised(weights: Weights) -> Weights:
@@ -164,8 +151,3 @@ def normalised(weights: Weights) -> Weights:
     if not total:
         raise SweepError(f"all weights of a mixture are 0: {weights}")
     return {name: round(weight / total, DIGITS) for name, weight in weights.items()}
-
-
-def matrix(mixtures: Sequence[Weights]) -> np.ndarray:
-    """Return mixtures as float64 of shape (n, sources), in the order of the sources."""
-    return np.array([list(mixture.values()) for mixture in mixtures], dtype=np.float64)

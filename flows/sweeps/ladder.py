@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+import numpy as np
+
 from gristmill.flows.running.events import RunNotice, Subscriber
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.registry import PRETRAIN
@@ -16,9 +18,11 @@ from gristmill.flows.sweeps.grid import SweepError
 from gristmill.flows.sweeps.proxies import (
     only_needed,
     run_in_sequence,
+    sections_of,
     showing_progress,
     tokens_read,
 )
+from gristmill.flows.sweeps.results import root_mean_square
 from gristmill.flows.sweeps.scaling_law import (
     FLOPS_PER_WEIGHT_AND_TOKEN,
     LEAST_RUNS,
@@ -146,16 +150,14 @@ def plan_ladder(
         gristmill.mixtures.loader.ManifestError: the manifest or a size is invalid.
     """
     target = _rung("target", manifest_file, overrides, store)
-    manifest = target.session.manifest
-    assert manifest.pretrain is not None
-    assert manifest.mix is not None
-    if manifest.pretrain.size is None and manifest.pretrain.depth is None:
+    mix, pretrain = sections_of(target.session)
+    if pretrain.size is None and pretrain.depth is None:
         raise SweepError(
             f"{manifest_file}: a ladder derives its trainings from pretrain.size, as "
             "it does the target; give pretrain.size (or depth) in place of the shape, "
             "batch, learning rate and steps"
         )
-    if not manifest.mix.validation:
+    if not mix.validation:
         raise SweepError(
             "mix.validation is 0, so there is no held-out loss to predict; raise it"
         )
@@ -172,7 +174,7 @@ def plan_ladder(
         ]
         rungs.append(_rung(f"{size} x {ratio:g}", manifest_file, rung_overrides, store))
     rungs.sort(key=lambda rung: (rung.parameters, rung.tokens))
-    set_tokens, num_sizes = manifest.mix.tokens, len(set(sizes))
+    set_tokens, num_sizes = mix.tokens, len(set(sizes))
     shapes = len({rung.parameters for rung in rungs})
     if shapes < num_sizes:
         raise SweepError(
@@ -201,16 +203,11 @@ def _rung(
     name: str, manifest_file: str, overrides: Sequence[str], store: str | None
 ) -> Rung:
     session = open_session(manifest_file, list(overrides), store)
-    manifest = session.manifest
-    if manifest.mix is None or manifest.pretrain is None:
-        raise SweepError(
-            f"{manifest_file} has no `mix:` and `pretrain:` sections; a "
-            "ladder predicts a pre-training"
-        )
+    mix, pretrain = sections_of(session)
     return Rung(
         name,
-        manifest.pretrain.model.layer_weights,
-        tokens_read(manifest.pretrain, manifest.mix.sequence_length),
+        pretrain.model.layer_weights,
+        tokens_read(pretrain, mix.sequence_length),
         only_needed(session),
     )
 
@@ -266,7 +263,8 @@ def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> LadderResults:
     left_out_laws = left_out(law, parameters, tokens, losses)
     target = ladder.target
     predicted = jackknife(
-        law, left_out_laws, lambda fitted: fitted(target.parameters, target.tokens)
+        law(target.parameters, target.tokens),
+        [fitted(target.parameters, target.tokens) for fitted in left_out_laws],
     )
     measured = measured_loss(target)
     rungs = [
@@ -283,12 +281,12 @@ def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> LadderResults:
             ladder.rungs, losses, left_out_laws, strict=True
         )
     ]
-    squared_errors = [(rung.left_out / rung.loss - 1) ** 2 for rung in rungs]
+    relative_errors = np.array([rung.left_out / rung.loss - 1 for rung in rungs])
     flops = FLOPS_PER_WEIGHT_AND_TOKEN * target.parameters * target.tokens
     return LadderResults(
         rungs,
         parameter_intervals(law, left_out_laws),
-        (sum(squared_errors) / len(losses)) ** 0.5,
+        root_mean_square(relative_errors),
         PredictedTarget(
             target.parameters,
             target.tokens,

@@ -1,11 +1,7 @@
-"""Report of a ladder: a table for the terminal, and JSON."""
+"""Report of a ladder: a table for the terminal."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
-
-from gristmill.core.files import write_json
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console
@@ -14,14 +10,6 @@ from gristmill.flows.sweeps.ladder import LadderResults
 COLUMNS = {"training": "", "weights": ",", "tokens": ",", "tokens/weight": ".3g"}
 COLUMNS |= {"loss": ".4f", "fitted": ".4f", "left out": ".4f"}
 NUMBERS = {"floor": "E", "a": "A", "alpha": "alpha", "b": "B", "beta": "beta"}
-
-
-def write_ladder(manifest_file: str, ladder: LadderResults) -> Path:
-    """Write `NAME-ladder.json` beside the manifest, and return its path."""
-    file = Path(manifest_file)
-    json_file = file.with_name(f"{file.stem}-ladder.json")
-    write_json(json_file, asdict(ladder))
-    return json_file
 
 
 def print_ladder(ladder: LadderResults) -> None:

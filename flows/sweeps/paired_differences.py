@@ -9,6 +9,7 @@ bounds the chance of any false decision.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -55,26 +56,18 @@ def difference(
         values, reference: of the same seeds, at least two, in the same order.
         confidence: of the interval, such as 0.95.
     """
-    from scipy.stats import t
+    from scipy.stats import ttest_1samp
 
     paired = np.subtract(values, reference, dtype=np.float64)
-    n = len(paired)
-    mean = float(paired.mean())
-    spread = float(paired.std(ddof=1))
-    error = spread / math.sqrt(n)
-    if not error:
-        # Equal differences have no noise: an arm that changes nothing, or a certainty.
-        return Difference(mean, mean, mean, 0.0, float(mean == 0), 1.0, n)
-    width = float(t.ppf((1 + confidence) / 2, n - 1)) * error
-    return Difference(
-        mean,
-        mean - width,
-        mean + width,
-        spread,
-        float(2 * t.sf(abs(mean) / error, n - 1)),
-        float((np.sign(paired) == np.sign(mean)).mean()),
-        n,
-    )
+    mean, spread = float(paired.mean()), float(paired.std(ddof=1))
+    agreement = float((np.sign(paired) == np.sign(mean)).mean())
+    # Equal differences have no noise: an arm that changes nothing, or a certainty.
+    low, high, p = mean, mean, float(mean == 0)
+    if spread:
+        test = ttest_1samp(paired, 0.0)
+        low, high = map(float, test.confidence_interval(confidence))
+        p = float(test.pvalue)
+    return Difference(mean, low, high, spread, p, agreement, len(paired))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -83,13 +76,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    adjusted = [0.0] * len(p_values)
-    largest = 0.0
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
-    return adjusted
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[np.argsort(p_values)] = np.maximum.accumulate(factors * np.sort(p_values))
+    return np.minimum(adjusted, 1.0).tolist()
 
 
 def decide(
@@ -117,16 +107,11 @@ def seeds_to_find(size: float, spread: float, confidence: float) -> int | None:
     """Fewest seeds that find a difference with `POWER`; None above `MOST_SEEDS`."""
     if not spread:
         return 2
-    if not size or power_of(MOST_SEEDS, size, spread, confidence) < POWER:
-        return None
-    low, high = 2, MOST_SEEDS
-    while low < high:
-        middle = (low + high) // 2
-        if power_of(middle, size, spread, confidence) < POWER:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    numbers = range(2, MOST_SEEDS + 1)
+    place = bisect_left(
+        numbers, POWER, key=lambda seeds: power_of(seeds, size, spread, confidence)
+    )
+    return numbers[place] if place < len(numbers) else None
 
 
 def detectable(seeds: int, spread: float, confidence: float) -> float:

@@ -28,14 +28,17 @@ from gristmill.flows.running.terminal import (
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE
 from gristmill.flows.sweeps.grid import (
+    Grid,
     SweepError,
     Weights,
     mixtures_of,
     normalised,
-    read_grid,
+    read_settings,
 )
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.schema.mix import Mix
 from gristmill.mixtures.schema.pretrain import Pretrain
+from gristmill.mixtures.yaml_text import unknown_name
 from gristmill.tokenize.packed_files import MANIFEST, ShardEntry
 from gristmill.train.loop.batch_plan import plan_of
 
@@ -62,6 +65,15 @@ class Proxy:
     fingerprint: str
     bits_per_byte: Mapping[str, float]
     tasks: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Bits per byte of sources and errors of tasks."""
+        return {**self.bits_per_byte, **self.tasks}
+
+    def mean(self, target: Weights) -> float:
+        """Return the mean of the values with shares that sum to 1."""
+        return sum(share * self.values[name] for name, share in target.items() if share)
 
 
 @dataclass(frozen=True)
@@ -110,35 +122,45 @@ class TrainedGroup:
     """Trained proxies of a mixture or arm.
 
     Attributes:
+        name: of the mixture or arm.
         proxies: one per seed, in the order of the requests.
-        packed: packed.json of the first one.
+        packed: packed.json of the first one; empty if it is not known.
         error: reason why the documents cannot be mixed or trained on.
     """
 
+    name: str
     proxies: tuple[Proxy, ...] = ()
     packed: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
+    @property
+    def sources(self) -> dict[str, Any]:
+        """Entries in packed.json of the sources that it reads."""
+        return sources_read(self.packed)
+
+    @property
+    def tokens_kept(self) -> dict[str, int]:
+        """Source that it reads -> tokens of one pass over its documents."""
+        return {name: each["available_tokens"] for name, each in self.sources.items()}
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one pass over all its documents."""
+        return sum(self.tokens_kept.values())
+
+    @property
+    def epochs(self) -> float:
+        """Most passes over the documents of a source."""
+        return max(each["epochs"] for each in self.sources.values())
+
 
 @dataclass(frozen=True)
-class MixtureOutcome:
-    """A mixture that was tried.
-
-    Attributes:
-        mixture: its number.
-        weights: share of each source.
-        proxies: its trainings, one per seed.
-        validation: source -> checksum of its held-out rows.
-        supply: source -> tokens that may be read of it.
-        error: reason why the mixture cannot be made or trained.
-    """
+class TriedMixture:
+    """A mixture of a sweep: its number, the share of each source, and its proxies."""
 
     mixture: int
     weights: Weights
-    proxies: tuple[Proxy, ...] = ()
-    validation: Mapping[str, str] = field(default_factory=dict)
-    supply: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
+    trained: TrainedGroup
 
 
 @dataclass(frozen=True)
@@ -165,9 +187,8 @@ class Sweep(ProxyManifest):
 
     def request(self, number: int, seed: int) -> Request:
         """Return the request of one mixture and seed."""
-        weights = in_one_line(self.mixtures[number])
-        overrides = (f"mix.weights={weights}", f"pretrain.seed={seed}")
-        return Request(f"mixture {number}", seed, overrides)
+        settings = {"mix.weights": self.mixtures[number], "pretrain.seed": seed}
+        return Request(f"mixture {number}", seed, tuple(as_settings(settings)))
 
 
 def plan_sweep(
@@ -202,69 +223,56 @@ def plan_sweep(
         gristmill.mixtures.loader.ManifestError: the manifest is invalid.
     """
     session = open_session(manifest_file, list(overrides), store)
-    manifest = session.manifest
-    if manifest.mix is None or manifest.pretrain is None:
-        raise SweepError(
-            f"{manifest_file} has no `mix:` and `pretrain:` sections; a "
-            "sweep trains a model on mixtures"
-        )
-    manifest_weights = own_weights(manifest)
-    tasks = [task.name for task in manifest.pretrain.tasks]
-    for name, share in (target or {}).items():
+    mix, pretrain = sections_of(session)
+    manifest_weights = own_weights(session.manifest, mix)
+    tasks = [task.name for task in pretrain.tasks]
+    target = target or manifest_weights
+    check_target("--target", target, [*manifest_weights, *tasks])
+    for name, share in target.items():
         if name in manifest_weights and name in tasks:
             raise SweepError(
                 f"--target: {name} is both a source and a task; rename the task"
-            )
-        if name not in manifest_weights and name not in tasks:
-            raise SweepError(
-                f"--target: no such source: {name} (sources: "
-                f"{', '.join(manifest_weights)}; tasks of "
-                f"pretrain.tasks: {', '.join(tasks) or 'none'})"
             )
         if share < 0:
             raise SweepError(
                 f"--target: the share of {name} is below 0; shares are 0 or more"
             )
-    target_weights = target or manifest_weights
-    tasks = [task for task in tasks if task in target_weights]
-    target_shares = normalised(
-        {name: target_weights.get(name, 0.0) for name in (*manifest_weights, *tasks)}
-    )
-    proxy_overrides = [
-        f"pretrain.steps={steps}",
-        f"pretrain.validate_every={steps}",
-        f"pretrain.model={in_one_line({**PROXY_MODEL, **model})}",
-    ]
+    measured_names = [*manifest_weights, *(task for task in tasks if task in target)]
+    target_shares = normalised({name: target.get(name, 0.0) for name in measured_names})
+    proxy_settings = {
+        "pretrain.steps": steps,
+        "pretrain.validate_every": steps,
+        "pretrain.model": {**PROXY_MODEL, **model},
+    }
+    proxy_overrides = (*overrides, *as_settings(proxy_settings))
     # Read from the proxy's manifest, since batch ramps depend on the number of steps.
-    proxy_manifest = open_session(
-        manifest_file, [*overrides, *proxy_overrides], store
-    ).manifest
-    assert isinstance(proxy_manifest.pretrain, Pretrain)
-    tokens = tokens_read(proxy_manifest.pretrain, manifest.mix.sequence_length)
-    first_seed = (
-        manifest.seed if manifest.pretrain.seed is None else manifest.pretrain.seed
-    )
+    proxy = open_session(manifest_file, list(proxy_overrides), store)
+    tokens = tokens_read(sections_of(proxy)[1], mix.sequence_length)
+    first_seed = session.manifest.seed if pretrain.seed is None else pretrain.seed
     return Sweep(
         manifest_file,
-        (*overrides, *proxy_overrides, f"mix.tokens={tokens}"),
+        (*proxy_overrides, f"mix.tokens={tokens}"),
         store,
-        tuple(mixtures_of(read_grid(grid_file), manifest_weights) if grid_file else ()),
+        tuple(
+            mixtures_of(read_settings(grid_file, Grid), manifest_weights)
+            if grid_file
+            else ()
+        ),
         tuple(range(first_seed, first_seed + num_seeds)),
         manifest_weights,
         target_shares,
-        manifest.mix.tokens,
+        mix.tokens,
     )
-
-
-def _needed_of(plan: Plan, stage: str) -> set[str]:
-    """Return a stage and all stages upstream of it."""
-    return {stage}.union(*(_needed_of(plan, name) for name in plan[stage].inputs))
 
 
 def only_needed(session: Session, stage: str = PRETRAIN) -> Session:
     """Restrict a session to a stage and all stages upstream of it."""
-    needed = _needed_of(session.plan, stage)
-    plan = {name: node for name, node in session.plan.items() if name in needed}
+    plan: Plan = {}
+    needed = {stage}
+    for name, node in reversed(session.plan.items()):
+        if name in needed:
+            plan = {name: node, **plan}
+            needed |= node.inputs.keys()
     return replace(session, plan=plan)
 
 
@@ -274,32 +282,57 @@ def tokens_read(section: Pretrain, sequence_length: int) -> int:
     return rows * sequence_length
 
 
-def own_weights(manifest: Manifest) -> Weights:
+def check_target(key: str, target: Weights, names: Sequence[str]) -> None:
+    """Raise SweepError if the objective in a key has something that is not measured."""
+    unknown = [name for name in target if name not in names]
+    if unknown:
+        raise SweepError(
+            f"{key}: no such source or task: {unknown_name(unknown[0], names)}"
+        )
+
+
+def sections_of(session: Session) -> tuple[Mix, Pretrain]:
+    """Return the sections `mix` and `pretrain`.
+
+    Raises:
+        SweepError: the manifest does not have both.
+    """
+    manifest = session.manifest
+    if manifest.mix is None or manifest.pretrain is None:
+        raise SweepError(
+            f"{session.manifest_file} has no `mix:` and `pretrain:` sections; add "
+            "them, since proxies are pre-trained as they say"
+        )
+    return manifest.mix, manifest.pretrain
+
+
+def own_weights(manifest: Manifest, mix: Mix) -> Weights:
     """Return the manifest's weight of each source.
 
     Raises:
         SweepError: the weights are not fixed.
     """
-    assert manifest.mix is not None
-    if manifest.mix.phases:
+    if mix.phases:
         raise SweepError(
             "mix.phases gives several mixtures, but a sweep compares "
             "single mixtures; remove mix.phases"
         )
-    if manifest.mix.weights is None:
+    if mix.weights is None:
         return {name: source.weight for name, source in manifest.sources.items()}
-    if "alpha" in manifest.mix.weights:
+    if "alpha" in mix.weights:
         raise SweepError(
             "mix.weights: {alpha: ...} depends on the sizes of the "
             "sources; write the weights out"
         )
-    return {name: manifest.mix.weights.get(name, 0.0) for name in manifest.sources}
+    return {name: mix.weights.get(name, 0.0) for name in manifest.sources}
 
 
-def in_one_line(value: object) -> str:
-    """Return YAML for a setting."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=1 << 30)
-    return text.strip()
+def as_settings(values: Mapping[str, object]) -> list[str]:
+    """Return settings as on a command line: `KEY=YAML`."""
+    return [
+        f"{key}={yaml.safe_dump(value, default_flow_style=True, width=1 << 30).strip()}"
+        for key, value in values.items()
+    ]
 
 
 @contextmanager
@@ -315,9 +348,8 @@ def showing_progress(output: TextIO) -> Iterator[Subscriber]:
         observer.stop_bars()
 
 
-def train_mixtures(sweep: Sweep, output: TextIO) -> list[MixtureOutcome]:
-    """Train every proxy that is not trained yet, and return the outcomes of all
-    mixtures.
+def train_mixtures(sweep: Sweep, output: TextIO) -> list[TriedMixture]:
+    """Train every proxy that is not trained yet, and return all mixtures.
 
     Args:
         sweep: the planned sweep.
@@ -342,20 +374,10 @@ def train_mixtures(sweep: Sweep, output: TextIO) -> list[MixtureOutcome]:
     ):
         run_in_sequence(shared, emit, server=server)
         groups = train_proxies(sweep, requests, emit, target=shares, server=server)
-    outcomes = []
-    for number, group in enumerate(groups.values()):
-        outcome = MixtureOutcome(
-            number, sweep.mixtures[number], group.proxies, error=group.error
-        )
-        if group.packed:
-            held_out = group.packed["validation"].items()
-            outcome = replace(
-                outcome,
-                validation={name: entry["sha256"] for name, entry in held_out},
-                supply=supply_of(group.packed),
-            )
-        outcomes.append(outcome)
-    return outcomes
+    return [
+        TriedMixture(number, sweep.mixtures[number], group)
+        for number, group in enumerate(groups)
+    ]
 
 
 def train_proxies(
@@ -365,7 +387,7 @@ def train_proxies(
     weights: str = "validation",
     target: Weights | None = None,
     server: StageServer | None = None,
-) -> dict[str, TrainedGroup]:
+) -> list[TrainedGroup]:
     """Train every proxy that is not trained yet. One that another run makes is left to
     it while others are free, so that runs on several hosts share the work.
 
@@ -378,32 +400,34 @@ def train_proxies(
         server: starts stages.
 
     Returns:
-        the trained proxies by group. A group that its sources cannot fill is an
-        outcome: its other proxies are not trained.
+        the groups in order. Of one that its sources cannot fill the other proxies are
+        not trained.
     """
-    groups = {request.group: TrainedGroup() for request in requests}
     proxies: dict[Request, Proxy] = {}
+    packed: dict[str, Mapping[str, Any]] = {}
+    errors: dict[str, str] = {}
     waiting = list(requests)
     while waiting:
         request, session = _next_free(manifest, waiting)
+        group = request.group
         waiting.remove(request)
         place = f"{len(requests) - len(waiting)} of {len(requests)}"
-        emit(RunNotice(f"training {place}: {request.group}, seed {request.seed}"))
+        emit(RunNotice(f"training {place}: {group}, seed {request.seed}"))
         try:
             run_in_sequence(session, emit, target, server)
         except StageFailedError as error:
-            groups[request.group] = TrainedGroup(error=str(error))
-            waiting = [other for other in waiting if other.group != request.group]
+            errors[group] = str(error)
+            waiting = [other for other in waiting if other.group != group]
             continue
         proxies[request] = measured(session, request.seed, weights)
-        if not groups[request.group].packed:
-            groups[request.group] = TrainedGroup(packed=packed_manifest(session))
-    for request in requests:
-        group = groups[request.group]
-        if group.error is None:
-            groups[request.group] = replace(
-                group, proxies=(*group.proxies, proxies[request])
-            )
+        packed.setdefault(group, packed_manifest(session))
+    groups = []
+    for name in dict.fromkeys(request.group for request in requests):
+        if name in errors:
+            groups.append(TrainedGroup(name, error=errors[name]))
+            continue
+        of_group = [proxies[request] for request in requests if request.group == name]
+        groups.append(TrainedGroup(name, tuple(of_group), packed[name]))
     return groups
 
 
@@ -411,14 +435,9 @@ def _next_free(
     manifest: ProxyManifest, waiting: Sequence[Request]
 ) -> tuple[Request, Session]:
     """Return the first proxy that no other run makes now, else the first one."""
-    first: tuple[Request, Session] | None = None
-    for request in waiting:
-        session = manifest.open(request.overrides)
-        if not _is_made_elsewhere(session):
-            return request, session
-        first = first or (request, session)
-    assert first is not None
-    return first
+    opened = ((request, manifest.open(request.overrides)) for request in waiting)
+    free = (pair for pair in opened if not _is_made_elsewhere(pair[1]))
+    return next(free, None) or (waiting[0], manifest.open(waiting[0].overrides))
 
 
 def _is_made_elsewhere(session: Session) -> bool:
@@ -452,18 +471,6 @@ def measured(session: Session, seed: int, weights: str = "validation") -> Proxy:
     )
 
 
-def supply_of(packed: Mapping[str, Any]) -> dict[str, float]:
-    """Return the tokens that a mixture may read of each of its sources: one epoch,
-    times `max_epochs`.
-    """
-    requested = packed["requested"]
-    return {
-        name: realised["available_tokens"] * requested[name]["max_epochs"]
-        for name, realised in packed["realised"].items()
-        if name in requested
-    }
-
-
 def task_errors(metrics: Path) -> dict[str, float]:
     """Return the error of each task at the end of a training, by the continuous metric
     of its kind: the Brier score of choices, nats of a cloze's answer, bits per byte of
@@ -491,15 +498,22 @@ def packed_manifest(session: Session) -> dict[str, Any]:
     return content
 
 
-def check_held_out(held_out: Mapping[str, ShardEntry], target: Weights) -> None:
+def sources_read(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries in a packed.json of sources of which tokens are read."""
+    realised = packed.get("realised", {}).items()
+    return {name: entry for name, entry in realised if entry["tokens"]}
+
+
+def check_held_out(
+    held_out: Mapping[str, ShardEntry],
+    target: Weights,
+    remedy: str = "raise mix.validation, or remove these sources from --target",
+) -> None:
     """Raise SweepError if a mixture holds out no rows of a source of the target."""
     measured = {name for name, entry in held_out.items() if entry["rows"]}
     missing = [name for name in target if target[name] and name not in measured]
     if missing:
-        raise SweepError(
-            f"no held-out text of {', '.join(missing)}; raise mix.validation, or "
-            "remove these sources from --target"
-        )
+        raise SweepError(f"no held-out text of {', '.join(missing)}; {remedy}")
 
 
 def run_in_sequence(

@@ -15,21 +15,16 @@ out at a time.
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from gristmill.flows.sweeps.grid import SweepError, Weights, matrix, normalised
-from gristmill.flows.sweeps.proxies import MixtureOutcome, Proxy, Sweep
+from gristmill.flows.sweeps.grid import SweepError, Weights, normalised
+from gristmill.flows.sweeps.proxies import Proxy, Sweep, TriedMixture
 
-FIRST_PROCESS = np.log([1.0, 1.0, 0.01])
-"""Logarithms of the first variance of values, length, and variance of noise, of
-standardized values.
-"""
-PROCESS_BOUNDS = np.log([[1e-2, 1e3], [1e-2, 1e2], [1e-6, 1.0]])
 MOST_FOLDS = 16
 Predict = Callable[[np.ndarray], np.ndarray]
 """Shares of shape (n, sources) -> values of shape (n,)."""
@@ -85,41 +80,23 @@ def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
 
 
 def fit_process(shares: np.ndarray, values: np.ndarray) -> Predict:
-    """Fit a Gaussian process of most likelihood, with a Matérn kernel (nu = 5/2) of the
-    distance between square roots of shares (Hellinger's), in which sources of small
-    shares count.
+    """Fit a Gaussian process of most likelihood, with a Matérn kernel of the distance
+    between square roots of shares (Hellinger's), in which sources of small shares
+    count.
     """
-    from scipy.linalg import cho_factor, cho_solve
-    from scipy.optimize import minimize
-    from scipy.spatial.distance import cdist
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-    roots, mean, scale = np.sqrt(shares), values.mean(), values.std() or 1.0
-    targets = (values - mean) / scale
+    signal = ConstantKernel(1.0, (1e-2, 1e3)) * Matern(1.0, (1e-2, 1e2), nu=2.5)
+    noise = WhiteKernel(0.01, (1e-6, 1.0))
+    process = GaussianProcessRegressor(signal + noise, alpha=0.0, normalize_y=True)
+    with warnings.catch_warnings():
+        # A parameter at its bound: values without noise, or without a trend.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        process.fit(np.sqrt(shares), values)
 
-    between = cdist(roots, roots)
-
-    def kernel(distances: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        variance, length, _ = np.exp(parameters)
-        reach = distances * (math.sqrt(5) / length)
-        return variance * (1 + reach + reach**2 / 3) * np.exp(-reach)
-
-    def factor(parameters: np.ndarray) -> tuple[np.ndarray, bool]:
-        noise = np.exp(parameters[2]) * np.eye(len(shares))
-        return cho_factor(kernel(between, parameters) + noise, lower=True)
-
-    def loss(parameters: np.ndarray) -> float:
-        factors = factor(parameters)
-        fit = 0.5 * targets @ cho_solve(factors, targets)
-        return float(fit + np.log(np.diag(factors[0])).sum())
-
-    best = minimize(loss, FIRST_PROCESS, bounds=PROCESS_BOUNDS).x
-    weights = scale * cho_solve(factor(best), targets)
-
-    def predict(where: np.ndarray) -> np.ndarray:
-        distances = cdist(np.sqrt(np.maximum(where, 0.0)), roots)
-        return mean + kernel(distances, best) @ weights
-
-    return predict
+    return lambda where: np.asarray(process.predict(np.sqrt(np.maximum(where, 0.0))))
 
 
 Fitting = Callable[[np.ndarray, np.ndarray], Predict]
@@ -144,12 +121,15 @@ def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
         shares: (n, sources), rows summing to 1.
         values: (n,), positive.
     """
-    models: dict[str, Fitting] = {MEAN: fit_mean}
-    for name, (fit_model, extra_parameters) in MODELS.items():
-        # The mixtures that remain without the left-out one must be at least as many as
-        # the parameters.
-        if len(values) - 1 >= shares.shape[1] + extra_parameters:
-            models[name] = fit_model
+    is_used = shares.any(axis=0)
+    shares = shares[:, is_used]
+    # The mixtures that remain without the left-out one must be at least as many as the
+    # parameters.
+    models = {MEAN: fit_mean} | {
+        name: fit_model
+        for name, (fit_model, extra_parameters) in MODELS.items()
+        if len(values) - 1 >= shares.shape[1] + extra_parameters
+    }
     left_out = {
         name: leave_one_out(fit_model, shares, values)
         for name, fit_model in models.items()
@@ -159,7 +139,8 @@ def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
         for name, predicted in left_out.items()
     }
     model = min(errors, key=lambda name: (errors[name], name != MEAN))
-    return Fit(model, errors, models[model](shares, values), left_out[model])
+    predict = models[model](shares, values)
+    return Fit(model, errors, lambda where: predict(where[:, is_used]), left_out[model])
 
 
 def leave_one_out(
@@ -183,7 +164,7 @@ def root_mean_square(errors: np.ndarray) -> float:
 
 
 def least_within_hull(
-    objective: Predict, shares: np.ndarray, max_shares: np.ndarray | None
+    objective: Predict, shares: np.ndarray, limits: np.ndarray
 ) -> tuple[np.ndarray, float] | None:
     """Minimize the objective over the convex hull of the tried mixtures: nothing is
     extrapolated.
@@ -191,46 +172,55 @@ def least_within_hull(
     Args:
         objective: shares of shape (n, sources) -> (n,).
         shares: (n, sources), the tried mixtures.
-        max_shares: (sources,), upper bound of each source's share; 1 if absent.
+        limits: (sources,), upper bound of each source's share.
 
     Returns:
         the shares (sources,) and their objective, or None if no mixture in the hull
-        satisfies `max_shares`.
+        satisfies `limits`.
     """
     from scipy.optimize import LinearConstraint, minimize
 
     n = len(shares)
 
-    def objective_of_average(mix_weights: np.ndarray) -> float:
+    def value(mix_weights: np.ndarray) -> float:
         return float(objective((mix_weights @ shares)[None])[0])
 
-    limits = np.ones(shares.shape[1]) if max_shares is None else max_shares
+    def slope(mix_weights: np.ndarray) -> np.ndarray:
+        nearby = mix_weights + STEP * np.eye(n)
+        return (objective(nearby @ shares) - value(mix_weights)) / STEP
+
     constraints = [
         LinearConstraint(np.ones((1, n)), 1.0, 1.0),
         LinearConstraint(shares.T, -np.inf, limits),
     ]
-    feasible = (shares <= limits + ROOM).all(axis=1)
-    values = np.where(feasible, objective(shares), np.inf)
-    corner = np.eye(n)[int(np.argmin(values))]
-    optima = [corner] if feasible.any() else []
+    is_feasible = (shares <= limits + ROOM).all(axis=1)
+    tried = np.where(is_feasible, objective(shares), np.inf)
+    corner = np.eye(n)[int(np.argmin(tried))]
+    optima = [corner]
     for start in (np.full(n, 1.0 / n), 0.5 * corner + 0.5 / n):
         optimum = minimize(
-            objective_of_average,
-            np.asarray(start, dtype=np.float64),
+            value,
+            start,
+            jac=slope,
             method="SLSQP",
             bounds=[(0.0, 1.0)] * n,
             constraints=constraints,
         )
         mix_weights = np.clip(optimum.x, 0.0, 1.0)
-        mix_weights /= mix_weights.sum()
-        if (mix_weights @ shares <= limits + ROOM).all():
-            optima.append(mix_weights)
-    if not optima:
+        optima.append(mix_weights / mix_weights.sum())
+    within = [mix for mix in optima if (mix @ shares <= limits + ROOM).all()]
+    if not within:
         return None
-    best = min(optima, key=objective_of_average)
-    return best @ shares, objective_of_average(best)
+    best = min(within, key=value)
+    return best @ shares, value(best)
 
 
+class NoSuggestionError(Exception):
+    """Measurements that no mixture can be suggested from."""
+
+
+STEP = 1e-7
+"""Of forward differences."""
 ROOM = 1e-6
 """Tolerance of a limit, for the rounding of the search."""
 LEAST_MIXTURES = 3
@@ -353,93 +343,111 @@ class SweepResults:
     fit: TargetFit | None = None
 
 
-def analyse(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> SweepResults:
-    """Summarize the outcomes of all mixtures, fit models to them, and suggest a
-    mixture.
+def analyse(sweep: Sweep, tried: Sequence[TriedMixture]) -> SweepResults:
+    """Summarize the proxies of all mixtures, fit models to them, and suggest a mixture.
 
     Args:
         sweep: the sweep.
-        outcomes: outcomes of `proxies.train_mixtures`, one per mixture, and those of
-            `run_tables.read_runs`.
+        tried: mixtures of `proxies.train_mixtures` and of `run_tables.read_runs`.
 
     Raises:
         SweepError: the mixtures were measured on different held-out rows.
     """
-    trained = [outcome for outcome in outcomes if outcome.error is None]
-    held_out = {tuple(sorted(outcome.validation.items())) for outcome in trained}
-    # Nothing is known of the rows of runs that were measured elsewhere.
-    if len(held_out - {()}) > 1:
-        raise SweepError(
-            "the mixtures were measured on different held-out rows, so their losses "
-            "cannot be compared; held-out rows never depend on the weights, so this is "
-            "a bug: please report it"
-        )
-    target = sweep.target
-    mixtures = []
-    for outcome in trained:
-        seed_values = [
-            {**proxy.bits_per_byte, **proxy.tasks} for proxy in outcome.proxies
-        ]
-        objectives = [
-            sum(share * values[name] for name, share in target.items() if share)
-            for values in seed_values
-        ]
-        mixtures.append(
-            MeasuredMixture(
-                outcome.mixture,
-                outcome.weights,
-                outcome.proxies,
-                {
-                    name: _spread([values[name] for values in seed_values])
-                    for name in seed_values[0]
-                },
-                _spread(objectives),
-            )
-        )
-    results = SweepResults(
-        sweep.seeds,
-        sweep.overrides,
-        target,
-        mixtures,
-        [
-            FailedMixture(outcome.mixture, outcome.weights, outcome.error)
-            for outcome in outcomes
-            if outcome.error is not None
-        ],
-    )
+    _check_equal_rows(tried)
+    mixtures = [
+        _measured(entry, sweep.target) for entry in tried if entry.trained.error is None
+    ]
+    failed = [
+        FailedMixture(entry.mixture, entry.weights, entry.trained.error)
+        for entry in tried
+        if entry.trained.error is not None
+    ]
+    results = SweepResults(sweep.seeds, sweep.overrides, sweep.target, mixtures, failed)
     if len(mixtures) < LEAST_MIXTURES:
         refusal = (
             f"{len(mixtures)} mixtures are too few to fit a model; try at least "
             f"{LEAST_MIXTURES}, better four per source"
         )
         return replace(results, refusal=refusal)
-    shares = matrix([mixture.weights for mixture in mixtures])
-    sampled_shares = shares[:, shares.any(axis=0)]
-    source_fits = {}
-    for name, share in target.items():
+    shares = np.array([list(mixture.weights.values()) for mixture in mixtures])
+    fits = {}
+    for name, share in sweep.target.items():
         if share:
             means = [mixture.bits_per_byte[name].mean for mixture in mixtures]
-            source_fits[name] = fit(sampled_shares, np.array(means))
-    limits = limits_of(sweep, outcomes)
-    models = {
-        name: SourceFit(source_fit.model, dict(source_fit.errors))
-        for name, source_fit in source_fits.items()
+            fits[name] = fit(shares, np.array(means))
+
+    def objective(where: np.ndarray) -> np.ndarray:
+        parts = [
+            sweep.target[name] * each.predict(where) for name, each in fits.items()
+        ]
+        return np.sum(parts, axis=0)
+
+    values = np.array([mixture.target.mean for mixture in mixtures])
+    left_out = np.sum(
+        [sweep.target[name] * each.left_out for name, each in fits.items()], axis=0
+    )
+    means_of_others = leave_one_out(fit_mean, shares, values)
+    results = replace(
+        results,
+        fits={
+            name: SourceFit(each.model, dict(each.errors))
+            for name, each in fits.items()
+        },
+        limits=limits_of(sweep, tried),
+        fit=TargetFit(
+            root_mean_square(left_out - values),
+            root_mean_square(means_of_others - values),
+            objective(shares).tolist(),
+            left_out.tolist(),
+        ),
+    )
+    try:
+        return replace(results, suggestion=_suggest(results, shares, objective))
+    except NoSuggestionError as error:
+        return replace(results, refusal=f"no mixture is suggested: {error}")
+
+
+def _check_equal_rows(tried: Sequence[TriedMixture]) -> None:
+    # Nothing is known of the rows of runs that were measured elsewhere.
+    checksums = {
+        tuple(sorted((name, entry["sha256"]) for name, entry in held_out.items()))
+        for mixture in tried
+        if (held_out := mixture.trained.packed.get("validation"))
     }
-    results = replace(results, fits=models, limits=limits)
-    return _suggest(results, limits, shares, source_fits)
+    if len(checksums) > 1:
+        raise SweepError(
+            "the mixtures were measured on different held-out rows, so their losses "
+            "cannot be compared; held-out rows never depend on the weights, so this is "
+            "a bug: please report it"
+        )
 
 
-def limits_of(sweep: Sweep, outcomes: Sequence[MixtureOutcome]) -> Weights:
+def _measured(tried: TriedMixture, target: Weights) -> MeasuredMixture:
+    proxies = tried.trained.proxies
+    return MeasuredMixture(
+        tried.mixture,
+        tried.weights,
+        proxies,
+        {
+            name: _spread([proxy.values[name] for proxy in proxies])
+            for name in proxies[0].values
+        },
+        _spread([proxy.mean(target) for proxy in proxies]),
+    )
+
+
+def limits_of(sweep: Sweep, tried: Sequence[TriedMixture]) -> Weights:
     """Return the largest share of the manifest's own set that `max_epochs` allows each
     source; 1 for sources without a lower limit and for sources in no mixture.
     """
-    supply: dict[str, float] = {}
-    for outcome in outcomes:
-        supply |= outcome.supply
     limits = dict.fromkeys(sweep.manifest_weights, 1.0)
-    for name in limits:
-        if sweep.tokens and name in supply:
-            limits[name] = min(1.0, supply[name] / sweep.tokens)
+    for mixture in tried:
+        packed = mixture.trained.packed
+        for name, entry in packed.get("realised", {}).items():
+            if name in packed["requested"]:
+                epochs = packed["requested"][name]["max_epochs"]
+                supply = entry["available_tokens"] * epochs
+                limits[name] = min(1.0, supply / sweep.tokens)
     return limits
 
 
@@ -449,71 +457,53 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _suggest(
-    results: SweepResults,
-    limits: Weights,
-    shares: np.ndarray,
-    source_fits: Mapping[str, Fit],
-) -> SweepResults:
-    """Suggest the mixture of least fitted objective within the hull and the limits,
-    unless the mean fits as well.
+    results: SweepResults, shares: np.ndarray, objective: Predict
+) -> Suggestion:
+    """Return the mixture of least fitted objective within the hull and the limits.
+
+    Raises:
+        NoSuggestionError: the mean fits as well, or no mixture is within the limits.
     """
-    target = results.target
-    values = np.array([mixture.target.mean for mixture in results.mixtures])
-    left_out = np.asarray(
-        sum(target[name] * fitted.left_out for name, fitted in source_fits.items())
-    )
-    error = root_mean_square(left_out - values)
-    mean_error = root_mean_square(leave_one_out(fit_mean, shares, values) - values)
-    sampled = shares.any(axis=0)
-
-    def objective(shares: np.ndarray) -> np.ndarray:
-        total = np.zeros(len(shares))
-        for name, fitted in source_fits.items():
-            total += target[name] * fitted.predict(shares[:, sampled])
-        return total
-
-    fit_of_target = TargetFit(
-        error, mean_error, objective(shares).tolist(), left_out.tolist()
-    )
-    results = replace(results, fit=fit_of_target)
-    if error >= mean_error or {fitted.model for fitted in source_fits.values()} == {
-        MEAN
-    }:
-        num_sources = int(sampled.sum())
+    assert results.fit is not None
+    assert results.limits is not None
+    error, mean_error = results.fit.error, results.fit.mean_error
+    models = {each.model for each in results.fits.values()}
+    if error >= mean_error or models == {MEAN}:
+        num_sources = int(shares.any(axis=0).sum())
         needed = num_sources + 1 + max(extra for _, extra in MODELS.values())
         remedy = (
             "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures "
             "differ more than runs do"
         )
-        if len(values) < needed:
+        if len(shares) < needed:
             remedy = f"Try at least {needed} mixtures of these {num_sources} sources"
-        refusal = (
-            "no mixture is suggested: the leave-one-out error of the fit is "
-            f"{error:.4f} bits per byte, and that of the mean of the others is "
-            f"{mean_error:.4f}. {remedy}"
+        raise NoSuggestionError(
+            f"the leave-one-out error of the fit is {error:.4f} bits per byte, and "
+            f"that of the mean of the others is {mean_error:.4f}. {remedy}"
         )
-        return replace(results, refusal=refusal)
-    max_shares = np.array(list(limits.values()))
+    max_shares = np.array(list(results.limits.values()))
     optimum = least_within_hull(objective, shares, max_shares)
     if optimum is None:
         bounds = ", ".join(
-            f"{name} {share:.3f}" for name, share in limits.items() if share < 1
+            f"{name} {share:.3f}" for name, share in results.limits.items() if share < 1
         )
-        refusal = (
-            "no mixture is suggested: no average of the tried mixtures satisfies "
-            "max_epochs in the manifest's own set, where the largest shares are "
-            f"{bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
-            "less of these sources"
+        raise NoSuggestionError(
+            "no average of the tried mixtures satisfies max_epochs in the manifest's "
+            f"own set, where the largest shares are {bounds}; raise a max_epochs, "
+            "lower mix.tokens, or try mixtures with less of these sources"
         )
-        return replace(results, refusal=refusal)
-    weights, predicted_least = optimum
-    feasible = (shares <= max_shares + ROOM).all(axis=1)
-    if feasible.any():
-        values = np.where(feasible, values, np.inf)
-    best = results.mixtures[int(np.argmin(values))]
-    suggestion = Suggestion(
-        normalised(dict(zip(limits, weights.tolist(), strict=True))),
-        predicted_least,
+    weights, predicted = optimum
+    within = [
+        mixture
+        for mixture in results.mixtures
+        if all(
+            mixture.weights[name] <= limit + ROOM
+            for name, limit in results.limits.items()
+        )
+    ]
+    best = min(within or results.mixtures, key=lambda mixture: mixture.target.mean)
+    return Suggestion(
+        normalised(dict(zip(results.limits, weights.tolist(), strict=True))),
+        predicted,
         BestTried(best.mixture, best.target.mean),
     )
-    return replace(results, suggestion=suggestion)

@@ -9,11 +9,12 @@ and a grid of exponents gives the search's starting points.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import product
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 HUBER = 1e-3
 """Huber threshold, in the logarithm of the loss (Hoffmann et al. 2022, appendix
@@ -80,9 +81,9 @@ class Interval:
 
 
 def fit_scaling_law(
-    parameters: Sequence[float],
-    tokens: Sequence[float],
-    losses: Sequence[float],
+    parameters: ArrayLike,
+    tokens: ArrayLike,
+    losses: ArrayLike,
     start: ScalingLaw | None = None,
 ) -> ScalingLaw:
     """Fit the law to trainings of N weights on D tokens, each with its loss (nats per
@@ -100,39 +101,30 @@ def fit_scaling_law(
     """
     from scipy.optimize import least_squares
 
-    n = np.asarray(parameters, dtype=np.float64)
-    d = np.asarray(tokens, dtype=np.float64)
     measured = np.asarray(losses, dtype=np.float64)
     if len(measured) < LEAST_RUNS - 1 or not (measured > 0).all():
         raise ValueError(
             f"a law of five parameters needs at least {LEAST_RUNS - 1} "
-            f"positive losses, not {losses}"
+            f"positive losses, not {measured.tolist()}"
         )
-    # Dividing by the geometric means brings all terms to one order of magnitude.
-    middle_n = math.exp(np.log(n).mean())
-    middle_d = math.exp(np.log(d).mean())
-    n = n / middle_n
-    d = d / middle_d
+    # Relative to the geometric means all terms are of one order of magnitude.
+    log_n, log_d = np.log(parameters), np.log(tokens)
+    middle_n, middle_d = float(log_n.mean()), float(log_d.mean())
+    log_n, log_d = log_n - middle_n, log_d - middle_d
 
-    log_n, log_d = np.log(n), np.log(d)
-
-    def terms(logs: np.ndarray) -> np.ndarray:
-        floor, log_a, alpha, log_b, beta = logs
-        constant = np.full(len(n), floor)
-        return np.stack([constant, log_a - alpha * log_n, log_b - beta * log_d])
-
-    def residuals(logs: np.ndarray) -> np.ndarray:
-        return np.asarray(np.logaddexp.reduce(terms(logs)) - np.log(measured))
+    def residuals(point: np.ndarray) -> np.ndarray:
+        floor, log_a, alpha, log_b, beta = point
+        size_terms, data_terms = log_a - alpha * log_n, log_b - beta * log_d
+        fitted = np.logaddexp(floor, np.logaddexp(size_terms, data_terms))
+        return np.asarray(fitted - np.log(measured))
 
     low = [-20.0, -20.0, 0.0, -20.0, 0.0]
     high = [math.log(measured.min()), 20.0, STEEPEST, 20.0, STEEPEST]
-    starts = _starts(n, d, measured)
+    starts = _starts(log_n, log_d, measured)
     if start is not None:
-        log_a = _log(start.a) - start.alpha * math.log(middle_n)
-        log_b = _log(start.b) - start.beta * math.log(middle_d)
-        starts.insert(
-            0, np.array([_log(start.floor), log_a, start.alpha, log_b, start.beta])
-        )
+        log_a = _log(start.a) - start.alpha * middle_n
+        log_b = _log(start.b) - start.beta * middle_d
+        starts.append((_log(start.floor), log_a, start.alpha, log_b, start.beta))
     solutions = [
         least_squares(
             residuals,
@@ -150,46 +142,31 @@ def fit_scaling_law(
     ]
     best = min(solutions, key=lambda solution: solution.cost)
     log_floor, log_a, alpha, log_b, beta = best.x.tolist()
-    return ScalingLaw(
-        floor=math.exp(log_floor),
-        a=math.exp(log_a + alpha * math.log(middle_n)),
-        alpha=alpha,
-        b=math.exp(log_b + beta * math.log(middle_d)),
-        beta=beta,
-    )
+    a, b = math.exp(log_a + alpha * middle_n), math.exp(log_b + beta * middle_d)
+    return ScalingLaw(math.exp(log_floor), a, alpha, b, beta)
 
 
 def left_out(
-    law: ScalingLaw,
-    parameters: Sequence[float],
-    tokens: Sequence[float],
-    losses: Sequence[float],
+    law: ScalingLaw, parameters: ArrayLike, tokens: ArrayLike, losses: ArrayLike
 ) -> list[ScalingLaw]:
     """Fit one law per training, without that training."""
+    columns = np.array([parameters, tokens, losses])
     laws = []
-    for index in range(len(losses)):
-        n, d, measured = (
-            [*values[:index], *values[index + 1 :]]
-            for values in (parameters, tokens, losses)
-        )
+    for index in range(columns.shape[1]):
+        n, d, measured = np.delete(columns, index, axis=1)
         laws.append(fit_scaling_law(n, d, measured, law))
     return laws
 
 
-def jackknife(
-    law: ScalingLaw,
-    left_out_laws: Sequence[ScalingLaw],
-    statistic: Callable[[ScalingLaw], float],
-) -> Interval:
+def jackknife(value: float, left_out_values: Sequence[float]) -> Interval:
     """Return a statistic of a law with its jackknife interval (Efron and Tibshirani
-    1993, chapter 11).
+    1993, chapter 11), from its values of the laws without one training.
     """
     from scipy.stats import t
 
-    values = np.array([statistic(left_out_law) for left_out_law in left_out_laws])
-    deviation = math.sqrt((len(values) - 1) * values.var())
-    half_width = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * deviation
-    value = statistic(law)
+    n = len(left_out_values)
+    deviation = math.sqrt((n - 1) * np.var(left_out_values))
+    half_width = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * deviation
     return Interval(value, value - half_width, value + half_width)
 
 
@@ -200,22 +177,21 @@ def parameter_intervals(
     span decades, are logarithmic.
     """
     intervals = {}
-    for name in asdict(law):
-
-        def parameter(fitted: ScalingLaw, name: str = name) -> float:
-            value: float = getattr(fitted, name)
-            return _log(value) if name in LOGARITHMIC else value
-
-        ends = astuple(jackknife(law, left_out_laws, parameter))
+    for name, value in asdict(law).items():
+        values = [getattr(fitted, name) for fitted in left_out_laws]
         if name in LOGARITHMIC:
+            ends = astuple(jackknife(_log(value), list(map(_log, values))))
             # The upper end may be too large for a float.
             intervals[name] = Interval(*(math.exp(min(end, 300.0)) for end in ends))
         else:
+            ends = astuple(jackknife(value, values))
             intervals[name] = Interval(*(max(end, 0.0) for end in ends))
     return intervals
 
 
-def _starts(n: np.ndarray, d: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
+def _starts(
+    log_n: np.ndarray, log_d: np.ndarray, losses: np.ndarray
+) -> list[tuple[float, ...]]:
     """Return the best points of a grid of exponents; the other parameters are least
     squares of relative errors.
     """
@@ -223,12 +199,10 @@ def _starts(n: np.ndarray, d: np.ndarray, losses: np.ndarray) -> list[np.ndarray
 
     candidates = []
     for alpha, beta in product(EXPONENTS, EXPONENTS):
-        columns = (
-            np.stack([np.ones(len(n)), n**-alpha, d**-beta], axis=1) / losses[:, None]
-        )
-        (floor, a, b), error = nnls(columns, np.ones(len(n)))
+        terms = np.exp([0.0 * log_n, -alpha * log_n, -beta * log_d])
+        (floor, a, b), error = nnls((terms / losses).T, np.ones(len(losses)))
         candidates.append((error, (_log(floor), _log(a), alpha, _log(b), beta)))
-    return [np.array(start) for _, start in sorted(candidates)[:STARTS]]
+    return [start for _, start in sorted(candidates)[:STARTS]]
 
 
 def _log(value: float) -> float:

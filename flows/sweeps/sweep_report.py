@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +21,14 @@ from gristmill.mixtures.loader import load_manifest, parse_manifest
 from gristmill.mixtures.recipes import named_recipes
 
 
+def write_beside(manifest_file: str, kind: str, results: Mapping[str, object]) -> Path:
+    """Write `NAME-KIND.json` beside the manifest, and return its path."""
+    file = Path(manifest_file)
+    json_file = file.with_name(f"{file.stem}-{kind}.json")
+    write_json(json_file, results)
+    return json_file
+
+
 def write_results(manifest_file: str, results: SweepResults) -> list[Path]:
     """Write `NAME-sweep.json` and, if a mixture is suggested, `NAME-suggested.yaml`.
 
@@ -29,12 +38,10 @@ def write_results(manifest_file: str, results: SweepResults) -> list[Path]:
     Returns:
         paths of the written files.
     """
-    file = Path(manifest_file)
-    json_file = file.with_name(f"{file.stem}-sweep.json")
-    write_json(json_file, asdict(results))
+    json_file = write_beside(manifest_file, "sweep", asdict(results))
     if results.suggestion is None:
         return [json_file]
-    suggested_file = file.with_name(f"{file.stem}-suggested.yaml")
+    suggested_file = json_file.with_name(f"{Path(manifest_file).stem}-suggested.yaml")
     text = suggested_text(manifest_file, results.suggestion.weights)
     parse_manifest(text, str(suggested_file))
     write_text(suggested_file, text)
@@ -102,10 +109,11 @@ def describe_suggestion(results: SweepResults) -> str:
         f"predicted (plus or minus {results.fit.error:.4f}); the best tried "
         f"mixture, {best.mixture}, has {best.target:.4f}"
     )
-    bounded = []
-    for name, limit in (results.limits or {}).items():
-        if limit < 1 and suggestion.weights[name] > limit - 1e-3:
-            bounded.append(f"{name} ({limit:.3f})")
+    bounded = [
+        f"{name} ({limit:.3f})"
+        for name, limit in (results.limits or {}).items()
+        if limit < 1 and suggestion.weights[name] > limit - 1e-3
+    ]
     if bounded:
         sentence += f"; {', '.join(bounded)} at the maximum that max_epochs allows"
     return sentence

@@ -5,6 +5,7 @@ rule is fixed before the first training.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections import Counter
 from dataclasses import replace
@@ -117,7 +118,7 @@ def test_arms_change_what_they_name_and_nothing_else() -> None:
     assert loaded["no-books"].sources["books"].weight == 0
     assert arms_by_name["strict"].conditions == {
         "web": "(tokens > 2) AND (tokens < 900)",
-        "books": "tokens < 900",
+        "books": "(tokens < 900)",
     }
 
 
@@ -242,12 +243,13 @@ def planted(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def train(
         plan: Any, requests: list[Request], emit: Any, weights: str, server: Any
-    ) -> dict[str, TrainedGroup]:
+    ) -> list[TrainedGroup]:
         assert weights == "validation_average"
         groups = dict.fromkeys(request.group for request in requests)
         trained.extend(groups)
-        return {
-            name: TrainedGroup(
+        return [
+            TrainedGroup(
+                name,
                 tuple(proxy(entry) for entry in requests if entry.group == name),
                 {
                     "realised": {
@@ -271,7 +273,7 @@ def planted(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 },
             )
             for name in groups
-        }
+        ]
 
     monkeypatch.setattr(ablation, "train_proxies", train)
     monkeypatch.setattr(ablation, "run_in_sequence", lambda *args, **keys: None)
@@ -369,9 +371,15 @@ def test_task_can_be_the_target() -> None:
 
 @pytest.mark.usefixtures("planted")
 def test_printed_report_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number is broken over two lines, also beside the name of a rule set."""
     monkeypatch.setenv("COLUMNS", "80")
+    Path("arms.yaml").write_text(
+        ARMS + "  no-gopher_repetition: {without: [filter.gopher_quality]}\n"
+    )
     printed = ablated("--quick").stdout
     assert all(len(line) <= 80 for line in printed.splitlines())
+    arm = next(line for line in printed.splitlines() if "no-gopher" in line)
+    assert re.search(r"[+-]\d\.\d{4} ± \d\.\d{4} .* of 3  cannot tell$", arm)
     lines = [line.split() for line in printed.splitlines()]
     assert [line[0] for line in lines if line[-1:] in (["better"], ["worse"])] == [
         "strict",
@@ -384,21 +392,26 @@ def trained_trial(
 ) -> ablation.TrainedTrial:
     """A trial with planted means, and noise of the seeds that differs between arms."""
 
-    def trained(name: str, mean: float, noise: float) -> ablation.TrainedArm:
+    def trained(name: str, mean: float, noise: float) -> TrainedGroup:
         proxies = tuple(
             Proxy(seed, "f", {"web": 2.0 + mean + noise * (seed - 1)})
             for seed in range(3)
         )
-        return ablation.TrainedArm(name, {"web": 100}, {"web": 1.0}, proxies)
+        packed = {
+            "realised": {"web": {"available_tokens": 100, "tokens": 9, "epochs": 1.0}}
+        }
+        return TrainedGroup(name, proxies, packed)
 
     trial = ablation.Trial("equal_tokens", "1m", "tuned")
     return ablation.TrainedTrial(
         trial,
         1000,
         (trained("reference", 0.0, 0.0), trained("arm", arm, 0.001)),
-        trained("other seeds", 0.0, 0.002),
-        trained("shuffled words", shuffled, 0.01),
-        trained("half duplicated", duplicates, 0.01),
+        (
+            trained("other seeds", 0.0, 0.002),
+            trained("shuffled words", shuffled, 0.01),
+            trained("half duplicated", duplicates, 0.01),
+        ),
         {},
     )
 
@@ -439,7 +452,7 @@ def test_insensitive_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     def train_alike(plan: Any, requests: Any, *args: Any, **keys: Any) -> Any:
         groups = train(plan, requests, *args, **keys)
         proxies = tuple(Proxy(seed, "f", {"web": 2.0 + seed}) for seed in range(3))
-        return {name: replace(group, proxies=proxies) for name, group in groups.items()}
+        return [replace(group, proxies=proxies) for group in groups]
 
     monkeypatch.setattr(ablation, "train_proxies", train_alike)
     report = json.loads(ablated("--json", "--quick").stdout)
@@ -489,9 +502,10 @@ def test_equal_pool_has_the_documents_that_the_largest_arm_reads_once(
 
     def train(
         plan: Any, requests: list[Request], *args: Any, **keys: Any
-    ) -> dict[str, TrainedGroup]:
+    ) -> list[TrainedGroup]:
         trained.extend(requests)
-        return {request.group: TrainedGroup() for request in requests}
+        names = dict.fromkeys(request.group for request in requests)
+        return [TrainedGroup(name) for name in names]
 
     monkeypatch.setattr(ablation, "train_proxies", train)
     equal_tokens, equal_pool = plan.trials

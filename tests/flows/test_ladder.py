@@ -68,7 +68,7 @@ def test_noise_gives_a_prediction_with_an_interval_around_the_truth() -> None:
     law = fit_scaling_law(n, d, losses)
     leave_one_out = left_out(law, n, d, losses)
     assert len(leave_one_out) == 9
-    predicted = jackknife(law, leave_one_out, lambda fitted: fitted(3e7, 6e8))
+    predicted = jackknife(law(3e7, 6e8), [fitted(3e7, 6e8) for fitted in leave_one_out])
     assert predicted.low < CHINCHILLA(3e7, 6e8) < predicted.high
     assert predicted.high - predicted.low < 0.3
     numbers = parameter_intervals(law, leave_one_out)

@@ -168,6 +168,7 @@ def test_core_requires_no_library_of_an_extra() -> None:
         packages = {library} | {
             f"{library}-{suffix}" for suffix in ("lxml", "python", "skinny")
         }
+        packages.add(library.replace("sklearn", "scikit-learn"))
         assert set(map(canonicalize_name, packages)) & names(extras[extra]), library
 
 

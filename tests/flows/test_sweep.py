@@ -19,11 +19,12 @@ from gristmill.core.lease import acquire
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.sweeps import proxies
-from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
+from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_settings
 from gristmill.flows.sweeps.proxies import (
-    MixtureOutcome,
     Proxy,
     Sweep,
+    TrainedGroup,
+    TriedMixture,
     check_held_out,
     plan_sweep,
     task_errors,
@@ -62,13 +63,13 @@ def test_lists_grids_and_draws_are_normalized_and_deduplicated(tmp_path: Path) -
         "mixtures: [{prose: 1}, {prose: 2, code: 2}]\ngrid: {prose: [1, 3], code: "
         "[1]}\ndirichlet: {samples: 2}\n"
     )
-    tried = mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
+    tried = mixtures_of(read_settings(tmp_path / "grid.yaml", Grid), OWN)
     assert tried[:3] == [three(1, 0, 0), three(0.5, 0.5, 0), three(0.75, 0.25, 0)]
     assert len(tried) == 5
     for mixture in tried:
         assert sum(mixture.values()) == pytest.approx(1, abs=1e-5)
     (tmp_path / "list.yaml").write_text("- {prose: 1}\n- {code: 1}\n")
-    assert mixtures_of(read_grid(tmp_path / "list.yaml"), OWN) == [
+    assert mixtures_of(read_settings(tmp_path / "list.yaml", Grid), OWN) == [
         three(1, 0, 0),
         three(0, 1, 0),
     ]
@@ -117,7 +118,7 @@ def test_draws_lie_around_the_manifests_own_weights() -> None:
 def test_invalid_grids_are_rejected(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "grid.yaml").write_text(text)
     with pytest.raises(SweepError, match=complaint):
-        mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
+        mixtures_of(read_settings(tmp_path / "grid.yaml", Grid), OWN)
 
 
 def test_target_source_without_held_out_text_is_rejected_after_the_first_mixture() -> (
@@ -176,9 +177,9 @@ def test_suggestion_lies_within_the_tried_mixtures() -> None:
     corners = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
 
     def least(
-        objective: Any, most: np.ndarray | None = None
+        objective: Any, most: tuple[float, ...] = (1.0, 1.0, 1.0)
     ) -> tuple[np.ndarray, float]:
-        solution = least_within_hull(objective, corners, most)
+        solution = least_within_hull(objective, corners, np.array(most))
         assert solution is not None
         return solution
 
@@ -189,7 +190,7 @@ def test_suggestion_lies_within_the_tried_mixtures() -> None:
     assert value == pytest.approx(0, abs=1e-5)
     weights, _ = least(
         lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1),
-        np.array([0.2, 1.0, 1.0]),
+        (0.2, 1.0, 1.0),
     )
     assert weights == pytest.approx([0.2, 0.45, 0.35], abs=1e-3)
     assert (
@@ -218,13 +219,10 @@ def sweep(
 
 def outcome(
     number: int, weights: dict[str, float], *per_seed: dict[str, float], rows: str = "v"
-) -> MixtureOutcome:
-    return MixtureOutcome(
-        number,
-        weights,
-        tuple(Proxy(seed, "f", values) for seed, values in enumerate(per_seed)),
-        validation={"prose": rows, "code": rows},
-    )
+) -> TriedMixture:
+    proxies = tuple(Proxy(seed, "f", values) for seed, values in enumerate(per_seed))
+    packed = {"validation": {name: {"sha256": rows} for name in ("prose", "code")}}
+    return TriedMixture(number, weights, TrainedGroup("mixture", proxies, packed))
 
 
 def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion_that_runs(
@@ -279,18 +277,26 @@ def test_suggestion_respects_max_epochs_of_the_full_set() -> None:
         for share in (0.1, 0.3, 0.5, 0.7, 0.9)
     ]
     outcomes = [
-        replace(
-            outcome(
-                number,
-                mixture,
-                {
-                    "prose": 2 + np.exp(-3 * mixture["prose"]),
-                    "code": 1 + np.exp(-3 * mixture["code"]),
-                },
-            ),
-            supply={"prose": 30.0, "code": 400.0},
+        outcome(
+            number,
+            mixture,
+            {
+                "prose": 2 + np.exp(-3 * mixture["prose"]),
+                "code": 1 + np.exp(-3 * mixture["code"]),
+            },
         )
         for number, mixture in enumerate(mixtures)
+    ]
+    supply = {
+        "requested": {"prose": {"max_epochs": 2}, "code": {"max_epochs": 4}},
+        "realised": {
+            "prose": {"available_tokens": 15},
+            "code": {"available_tokens": 100},
+        },
+    }
+    outcomes = [
+        replace(entry, trained=replace(entry.trained, packed=supply))
+        for entry in outcomes
     ]
     analysis = analyse(replace(sweep(mixtures), tokens=100), outcomes)
     assert analysis.limits == {"prose": 0.3, "code": 1.0}
@@ -350,7 +356,7 @@ def test_task_metric_can_be_the_target(tmp_path: Path) -> None:
             {"prose": 2.0, "code": 1.0},
             tasks={"quiz": 0.3 + np.exp(-2 * weights["code"])},
         )
-        outcomes.append(MixtureOutcome(number, weights, (proxy,)))
+        outcomes.append(TriedMixture(number, weights, TrainedGroup("m", (proxy,))))
     analysis = analyse(
         sweep(mixtures, target={"prose": 0.0, "code": 0.0, "quiz": 1.0}), outcomes
     )
@@ -382,7 +388,7 @@ def test_task_metric_can_be_the_target(tmp_path: Path) -> None:
     assert planned.tokens == 9000
     with pytest.raises(
         SweepError,
-        match=r"no such source: riddle \(sources: .*; tasks of pretrain.tasks: quiz\)",
+        match=r"riddle.*prose, code, maths, quiz",
     ):
         plan_sweep(
             str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"), {"riddle": 1.0}
@@ -411,7 +417,7 @@ def test_failed_mixtures_are_listed_and_different_validation_rows_are_an_error()
 ):
     mixtures = [three(1, 0, 0), three(0, 1, 0), three(0.5, 0.5, 0)]
     values = {"prose": 2.0, "code": 1.0}
-    failed = MixtureOutcome(2, mixtures[2], error="too few tokens")
+    failed = TriedMixture(2, mixtures[2], TrainedGroup("m", error="too few tokens"))
     analysis = analyse(
         sweep(mixtures),
         [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed],
@@ -448,7 +454,7 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(
     )
     assert planned.seeds == (5, 6)
     assert planned.target == three(0.6, 0.2, 0.2)
-    with pytest.raises(SweepError, match="--target: no such source: poetry"):
+    with pytest.raises(SweepError, match="poetry"):
         plan_sweep(
             str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"), {"poetry": 1.0}
         )
@@ -523,12 +529,12 @@ def test_proxy_that_another_run_makes_waits_for_the_free_ones(
     groups = train_proxies(planned, requests, lambda event: None)
     # The other seed of the failed mixture is not tried.
     assert trained == [1, 2, 4, 5, 0]
-    assert {name: group.proxies for name, group in groups.items()} == {
+    assert {group.name: group.proxies for group in groups} == {
         "mixture 0": (0, 1),
         "mixture 1": (),
         "mixture 2": (0, 1),
     }
-    assert groups["mixture 1"].error == "too little code"
+    assert groups[1].error == "too little code"
     lease.release()
 
 
@@ -549,9 +555,9 @@ def test_written_runs_read_back_as_further_mixtures_with_their_seeds(
     again = read_runs(tmp_path, planned)
     assert [entry.mixture for entry in again] == [3, 4, 5]
     assert [entry.weights for entry in again] == mixtures
-    assert [
-        [dict(proxy.bits_per_byte) for proxy in entry.proxies] for entry in again
-    ] == [[dict(proxy.bits_per_byte) for proxy in entry.proxies] for entry in outcomes]
+    assert [[proxy.values for proxy in entry.trained.proxies] for entry in again] == [
+        [proxy.values for proxy in entry.trained.proxies] for entry in outcomes
+    ]
     analysed = analyse(planned, outcomes + again)
     assert [mixture.mixture for mixture in analysed.mixtures] == list(range(6))
 
@@ -572,7 +578,7 @@ def test_runs_of_other_sources_are_used_if_they_read_none_of_them(
     )
     (only,) = read_runs(tmp_path, sweep([]))
     assert only.weights == {"prose": 1.0, "code": 0.0}
-    assert [dict(proxy.bits_per_byte) for proxy in only.proxies] == [
+    assert [proxy.values for proxy in only.trained.proxies] == [
         {"prose": 2.0, "code": 3.0}
     ]
 
@@ -581,10 +587,10 @@ def test_runs_of_other_sources_are_used_if_they_read_none_of_them(
     ("ratios", "metrics", "complaint"),
     [
         ("run_id,prose\n1,0.9\n", "run_id,prose,code\n1,2,3\n", "run 1 sum to 0.900"),
-        ("run_id,prose\n1,1\n", "run_id,prose\n1,2\n", "no measurement of code"),
+        ("run_id,prose\n1,1\n", "run_id,prose\n1,2\n", "no measurement of 'code'"),
         ("run_id,prose\n1,1\n", "run_id,prose,code\n2,2,3\n", "no run with"),
-        ("run,prose\n1,1\n", "run_id,prose,code\n1,2,3\n", "no column run_id"),
-        ("run_id,prose\n1,a\n", "run_id,prose,code\n1,2,3\n", "column prose"),
+        ("run,prose\n1,1\n", "run_id,prose,code\n1,2,3\n", "run_id"),
+        ("run_id,prose\n1,a\n", "run_id,prose,code\n1,2,3\n", "prose"),
     ],
 )
 def test_malformed_tables_of_runs_are_rejected(
