@@ -121,7 +121,7 @@ class Origin:
         return cls(
             place,
             url if isinstance(url, str) else None,
-            statement and statement.licence,
+            statement.licence if statement else None,
             record_id
             if isinstance(record_id, str) and OWN_ID.fullmatch(record_id)
             else None,

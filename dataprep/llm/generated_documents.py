@@ -294,7 +294,7 @@ class _Source:
             document = row["id"]
             metadata = json.loads(row["metadata"])
             statement = of_record(metadata)
-            licence = statement and statement.licence
+            licence = statement.licence if statement else None
             parents.append(Parent(bytes.fromhex(document), licence))
             for number in range(self.section.per_document):
                 more_parents: list[int] = []

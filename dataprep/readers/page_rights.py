@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gristmill.dataprep.licences.statements import Statement, join
 from gristmill.mixtures.spdx import spdx_of
@@ -50,7 +51,7 @@ def page_rights(html: str) -> dict[str, str]:
     if is_linked or _MENTIONS.search(html, 0, HEAD_CHARACTERS):
         from resiliparse.parse.html import HTMLTree
 
-        root = HTMLTree.parse(html).document
+        root: Any = HTMLTree.parse(html).document
         links = [
             link.getattr("href", "")
             for link in root.query_selector_all("[rel~=license][href]")

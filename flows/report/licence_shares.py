@@ -26,6 +26,7 @@ from gristmill.mixtures.spdx import UNKNOWN, expression_of
 from gristmill.tokenize.encoding.encode import docs_name
 
 Basis = Literal["mixture", "tokens", "text"]
+SIZE_COLUMNS = ["row", "tokens", "bytes"]
 BASES: dict[Basis, str] = {
     "mixture": "Shares of the training tokens of the mixture: a source's share, divided "
     "like the tokens of its kept documents.",
@@ -70,7 +71,7 @@ def licence_shares(session: Session, facts: Facts) -> LicenceShares:
         if folder is None:
             documents = corpus.read(shard, ["source", licence, TEXT])
             return measure_sizes(documents, licence)
-        tokenized = read_table(folder.data / docs_name(shard))
+        tokenized = read_table(folder.data / docs_name(shard), SIZE_COLUMNS)
         documents = corpus.read(shard, ["source", licence], kept=None)
         return measure_sizes(documents.take(tokenized["row"]), licence, tokenized)
 

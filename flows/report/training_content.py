@@ -88,6 +88,20 @@ _CONTENTS = """
 """
 
 
+_DOMAINS = f"""
+    WITH domains AS (
+        SELECT lower(regexp_extract(url, '{SITE}', 1)) AS domain,
+            count(*) AS documents, sum(strlen(text)) / 1e6 AS size
+        FROM documents WHERE kept AND list_contains({{sources}}, source)
+        GROUP BY domain
+    )
+    SELECT *, count(*) OVER () AS number FROM domains
+    QUALIFY row_number() OVER (ORDER BY size DESC, domain)
+        <= least({MOST_DOMAINS}, greatest({LEAST_DOMAINS}, ceil(number * {DOMAIN_SHARE})))
+    ORDER BY size DESC, domain
+"""
+
+
 class Content(NamedTuple):
     """Kept documents of a source, or of all.
 
@@ -116,9 +130,9 @@ def training_content(session: Session) -> Page:
     contents: dict[str | None, Content] = defaultdict(lambda: nothing)
     sql = _CONTENTS.format(language=language, unknown=NOT_RECORDED)
     with ask(corpus, sql) as answer:
-        for source, *sums, languages, sizes in answer.rows():
-            shares = _most_frequent(zip(languages, sizes, strict=True))
-            contents[source] = Content(*sums, shares)
+        for source, documents, size, is_addressed, *languages in answer.rows():
+            shares = _most_frequent(zip(*languages, strict=True))
+            contents[source] = Content(documents, size, is_addressed, shares)
     origins, licences = source_origins(session, facts), licence_shares(session, facts)
     note = (
         "Written by gristmill from the manifest and its store on "
@@ -129,7 +143,6 @@ def training_content(session: Session) -> Page:
     sections = [
         _general(session, facts, contents[None], origins),
         Section("2. Sources of data", flatten(sources)),
-        *_tuning(session),
         licences_section("Licences of the sources of data", licences),
         Section("3. Aspects of data processing", flatten(_processing(session, facts))),
     ]
@@ -182,7 +195,9 @@ def _sources(
     """Sources by kind; those whose documents all have an address are scraped."""
     manifest = session.manifest
     mixed = {row.source: [row.tokens, row.share] for row in mixture_rows(facts)}
-    sets, scraped, written = [], [], []
+    sets: list[list[object]] = []
+    scraped: list[list[object]] = []
+    written: list[list[object]] = []
     for origin in origins:
         name = origin.source
         content = contents[name]
@@ -227,6 +242,15 @@ def _sources(
     yield table({"examples for tuning": "", "written after": "", "by": ""}, examples)
     if not written and not examples:
         yield "Nothing that this manifest reads is written by a model."
+    # Examples of fine-tuning and preferences, and prompts, are training content, too.
+    tuning = [
+        [name, data.path]
+        for name, section in manifest
+        for data in getattr(section, "data", None) or ()
+    ]
+    if tuning:
+        yield Heading("2.6 Other sources: examples for fine-tuning")
+        yield table({"trains": "", "path": ""}, tuning)
 
 
 def _place(session: Session, name: str) -> str:
@@ -237,18 +261,6 @@ def _place(session: Session, name: str) -> str:
     path = str(session.manifest.document_sources[name].path)
     folder = Path(session.manifest_file).parent
     return path if "://" in path else os.path.relpath(path, folder)
-
-
-def _tuning(session: Session) -> Iterator[Section]:
-    """Examples of fine-tuning and preferences, and prompts: training content, too."""
-    rows = [
-        [name, data.path]
-        for name, section in session.manifest
-        for data in getattr(section, "data", None) or ()
-    ]
-    if rows:
-        title = "2.6 Other sources: examples for fine-tuning"
-        yield Section(title, [table({"trains": "", "path": ""}, rows)])
 
 
 def _processing(session: Session, facts: Facts) -> Iterator[Part | str]:
@@ -285,28 +297,21 @@ def _processing(session: Session, facts: Facts) -> Iterator[Part | str]:
     yield f"Measures against illegal content beyond these steps: {OPEN}."
 
 
-def _domains(session: Session, sources: Sequence[str]) -> list[Part]:
+def _domains(session: Session, sources: list[str]) -> list[Part]:
     """The domain names with most text, of the sources whose documents all have an
     address.
     """
     if not sources:
         return [Note("Not every document of any source has a web address.")]
-    sql = (
-        f"SELECT lower(regexp_extract(url, '{SITE}', 1)) AS domain, count(*), "
-        "sum(strlen(text)) / 1e6 AS size FROM documents WHERE kept AND "
-        f"list_contains({list(sources)}, source) GROUP BY domain ORDER BY size DESC, "
-        "domain"
-    )
-    with ask(committed_corpus(session), sql) as answer:
+    # names are letters, digits, - and _
+    with ask(committed_corpus(session), _DOMAINS.format(sources=sources)) as answer:
         domains = list(answer.rows())
-    tenth = -(-len(domains) // round(1 / DOMAIN_SHARE))
-    num_shown = min(max(LEAST_DOMAINS, tenth), MOST_DOMAINS, len(domains))
     note = (
-        f"Domain names with most text, {num_shown:,} of {len(domains):,}. Behaviour of "
-        f"the crawlers beyond what their records say: {OPEN}."
+        f"Domain names with most text, {len(domains):,} of {domains[0][-1]:,}. "
+        f"Behaviour of the crawlers beyond what their records say: {OPEN}."
     )
     columns = {"domain name": "", "documents": ",", "MB kept": ",.2f"}
-    return [Note(note), table(columns, domains[:num_shown])]
+    return [Note(note), table(columns, (row[:-1] for row in domains))]
 
 
 def _most_frequent(sizes: Iterable[tuple[str, int]]) -> str:

@@ -233,7 +233,7 @@ class DocumentFiles(Section):
         return value
 
     def _problems(self) -> Iterator[str]:
-        formats = ("text", "auto")
+        formats: tuple[str, ...] = ("text", "auto")
         if isinstance(self.split, str):
             parts = PARTS.get(self.split, ())
             formats = ("hf", *parts, "auto") if parts else ("hf",)
