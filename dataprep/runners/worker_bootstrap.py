@@ -22,7 +22,6 @@ CACHE is `$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import hashlib
 import importlib
@@ -69,12 +68,6 @@ PRELOADED = (
 )
 """Modules that most jobs need. Importing these starts no thread, which a fork would
 lose.
-"""
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
-"""See mallopt(3)."""
-MMAP_BYTES = 1 << 18
-"""Size of an allocation from which it is a mapping of its own, which `free` returns to
-the system.
 """
 _lock = threading.Lock()
 _begun: set[str] = set()
@@ -164,7 +157,6 @@ def call(job: Job, *arguments: Any) -> Any:
                     f"workers with Python {job['python']}"
                 )
             # before libraries are loaded: engines start a worker for each processor
-            return_memory()
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             have_package(job)
             _begun.add(key)
@@ -209,24 +201,10 @@ def has_package(digest: str) -> bool:
     return bool(places) and digest_of(files_of(places)) == digest
 
 
-def return_memory() -> None:
-    """Make this process return the memory that it frees: an engine keeps a worker for
-    each processor, from the largest job of a run to its end.
-
-    A worker of a chain held 260 MB after `tokenize` instead of 320 MB.
-    """
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    with suppress(AttributeError):  # another C library than glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
-        mallopt(M_ARENA_MAX, 1)
-
-
 def serve_spark() -> None:
     """Fork Spark's Python workers, which share what is imported here."""
     from pyspark import daemon
 
-    return_memory()
     if has_package(os.environ[DIGEST_VARIABLE]):
         # without a library the first job fails, with a message
         with suppress(ImportError):
