@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Required, TypedDict
@@ -48,7 +48,8 @@ class StageDescription(TypedDict, total=False):
         engine: section `engine` of the run.
         fetched: local copies of inputs, by stage.
         outdated: files in the store to delete with the next checkpoint.
-        intended_losses: of a step of `prepare`: column -> its rules about this column.
+        intended_losses: of a stage that reads or judges documents: column -> its rules
+            about this column.
     """
 
     stage: Required[str]
@@ -62,7 +63,7 @@ class StageDescription(TypedDict, total=False):
     engine: Required[dict[str, object]]
     fetched: dict[str, str]
     outdated: list[str]
-    intended_losses: dict[str, list[str]]
+    intended_losses: Mapping[str, Sequence[str]] | None
 
 
 def read_inputs(description: StageDescription) -> dict[str, Path]:

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.arrays import Column
+from gristmill.core.arrays import Column, hex_ids
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
     Inputs,
@@ -63,9 +63,6 @@ JUDGED = ("kept", "dropped_by", "reason", "error")
 URL_KEYS = ("url", "URL", "uri")
 RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 """Record id of a WARC record, after the address in the locator of a page."""
-_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(
-    256, 2
-)
 
 
 class UnknownColumnError(ValueError):
@@ -341,15 +338,3 @@ def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
         return None
     values = json.loads(metadata)
     return next((values[key] for key in keys if isinstance(values.get(key), str)), None)
-
-
-def hex_ids(ids: Column) -> pa.Array:
-    """Ids in hexadecimal; null stays null."""
-    valid = pc.fill_null(ids, bytes(ids.type.byte_width)) if ids.null_count else ids
-    width = 2 * ids.type.byte_width
-    digits = _HEX[np.frombuffer(b"".join(valid.to_pylist()), np.uint8)]
-    offsets = np.arange(0, (len(ids) + 1) * width, width, dtype=np.int32)
-    texts = pa.StringArray.from_buffers(
-        len(ids), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))
-    )
-    return pc.if_else(ids.is_valid(), texts, None) if ids.null_count else texts

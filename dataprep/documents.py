@@ -140,6 +140,7 @@ def write_table(
     table: pa.Table,
     row_group_rows: int = ROW_GROUP_ROWS,
     repeating: Sequence[str] | None = None,
+    durable: bool = True,
 ) -> None:
     """Write a Parquet file atomically; the same table gives the same bytes.
 
@@ -150,10 +151,11 @@ def write_table(
         repeating: columns written with a dictionary; if None, REPEATING for documents
             and all columns of other tables. Distinct values, such as ids, are written
             in two thirds of the time without a dictionary.
+        durable: see `atomic_write`.
     """
     if repeating is None and table.schema.equals(DOCUMENT_SCHEMA):
         repeating = REPEATING
-    with atomic_write(path) as sink:
+    with atomic_write(path, durable) as sink:
         # A compressed page with a flipped bit may still decompress; page checksums
         # detect it.
         pq.write_table(

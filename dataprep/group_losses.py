@@ -1,4 +1,4 @@
-"""Documents that a step dropped, by source, domain and language."""
+"""Documents that a stage dropped, by source, domain and language."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ what they drop is not a loss of a group of that column.
 
 @dataclass(frozen=True)
 class LostDocument:
-    """A dropped document."""
+    """A dropped document; a record that `ingest` dropped has no id."""
 
     id: str
     locator: str
 
+    def describe(self) -> str:
+        """Name it."""
+        return f"{self.id[:16]} {self.locator}".strip()
+
 
 @dataclass(frozen=True)
 class GroupLoss:
-    """Documents of a source, domain or language that a step dropped.
+    """Documents of a source, domain or language that a stage dropped.
 
     Attributes:
         column, group: `source` and its name, for example.
         read, dropped: numbers of documents, without those of rules about the column.
         reason: the rule that dropped most.
-        examples: of the dropped documents, those with the smallest ids.
+        examples: of the documents that it dropped, those with the smallest ids.
     """
 
     column: GroupColumn
@@ -39,3 +43,10 @@ class GroupLoss:
     dropped: int
     reason: str
     examples: Sequence[LostDocument]
+
+    def describe(self) -> str:
+        """Name the group, its loss and the rule."""
+        return (
+            f"{self.column} {self.group} ({self.dropped:,} of {self.read:,}, most by "
+            f"{self.reason})"
+        )

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import hex_ids
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import (
     JudgedTexts,
@@ -26,7 +27,6 @@ from gristmill.dataprep.annotate_batches import (
     read_judged,
 )
 from gristmill.dataprep.conservation import Counted, Counts, balance
-from gristmill.dataprep.corpus import hex_ids
 from gristmill.dataprep.decontamination.contamination import (
     Matches,
     Runs,

@@ -14,10 +14,12 @@ of a cluster is compared with its survivor, token by token:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from heapq import nsmallest
-from itertools import chain, combinations
+from itertools import chain, combinations, islice
+from operator import itemgetter
 from pathlib import Path
 
 from gristmill.dataprep.dedup.repeats import DuplicateKind, DuplicateSample
@@ -42,8 +44,6 @@ MEANING_CHARACTERS = 20_000
 
 Pair = tuple[bytes, bytes]
 """Ids of a survivor and of a duplicate that it represents."""
-Slot = tuple[int, int]
-"""First and last token, exclusive, of a passage of the survivor."""
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -65,26 +65,26 @@ def sample_duplicates(
     Returns:
         the sample, and the clusters with their kinds.
     """
-    sampled = nsmallest(SAMPLED, _pairs(duplicates), key=lambda pair: pair[1])
-    largest = [bytes.fromhex(cluster["survivor"]) for cluster in clusters]
-    members: dict[bytes, list[bytes]] = {
-        survivor: [] for survivor in chain((pair[0] for pair in sampled), largest)
-    }
+    sampled = nsmallest(SAMPLED, _pairs(duplicates), key=itemgetter(1))
+    members: dict[bytes, list[bytes]] = {survivor: [] for survivor, _ in sampled}
+    members |= {bytes.fromhex(cluster["survivor"]): [] for cluster in clusters}
     for survivor, member in _pairs(duplicates):
         if survivor in members:
-            smallest = nsmallest(MEMBERS, [*members[survivor], member])
-            members[survivor] = smallest
-    ids = chain(members, *members.values(), (pair[1] for pair in sampled))
+            members[survivor] = nsmallest(MEMBERS, [*members[survivor], member])
+    ids = chain(members, *members.values(), (member for _, member in sampled))
     documents = documents_of(inputs, ids, ["text"])
     texts = {identity: row["text"] for identity, row in documents.items()}
+    tokens = {identity: tokens_of(text) for identity, text in texts.items()}
     kinds = {
-        survivor: kind_of(texts[survivor], [texts[member] for member in ids_of_members])
-        for survivor, ids_of_members in members.items()
+        survivor: kind_of(tokens[survivor], [tokens[member] for member in some])
+        for survivor, some in members.items()
     }
-    counted: dict[DuplicateKind, int] = {"copy": 0, "template": 0, "revision": 0}
-    for survivor, member in sampled:
-        is_copy = tokens_of(texts[survivor]) == tokens_of(texts[member])
-        counted["copy" if is_copy else kinds[survivor]] += 1
+    counted = Counter(
+        "copy"
+        if lowered(tokens[survivor]) == lowered(tokens[member])
+        else kinds[survivor]
+        for survivor, member in sampled
+    )
     sample = DuplicateSample(
         len(sampled),
         counted["copy"],
@@ -92,9 +92,9 @@ def sample_duplicates(
         counted["revision"],
         None if meaning is None else count_alike(sampled, texts, meaning),
     )
-    described = zip(clusters, largest, strict=True)
     return sample, [
-        {**cluster, "kind": kinds[survivor]} for cluster, survivor in described
+        {**cluster, "kind": kinds[bytes.fromhex(cluster["survivor"])]}
+        for cluster in clusters
     ]
 
 
@@ -104,55 +104,58 @@ def _pairs(duplicates: Path) -> Iterator[Pair]:
     with open_table(duplicates) as file:
         for batch in file.iter_batches(columns=columns, use_threads=False):
             rows = batch.filter(batch["against_index"].is_null())
-            yield from zip(
-                rows["survivor"].to_pylist(), rows["member"].to_pylist(), strict=True
-            )
+            ids = (rows[column].to_pylist() for column in ("survivor", "member"))
+            yield from zip(*ids, strict=True)
 
 
 def tokens_of(text: str) -> list[str]:
-    """First tokens of a text, lower-cased: runs of letters and digits, and other
-    characters that are not white space.
+    """First tokens of a text: runs of letters and digits, and other characters that are
+    not white space.
     """
-    tokens = (match[0].lower() for match in _TOKEN.finditer(text))
-    return [token for token, _ in zip(tokens, range(MOST_TOKENS), strict=False)]
+    return [match[0] for match in islice(_TOKEN.finditer(text), MOST_TOKENS)]
 
 
-def kind_of(survivor: str, members: Sequence[str]) -> DuplicateKind:
-    """Kind of a cluster, by the members that are not copies of the survivor."""
-    tokens = tokens_of(survivor)
-    others = [member for member in members if tokens_of(member) != tokens]
+def kind_of(survivor: Sequence[str], members: Sequence[Sequence[str]]) -> DuplicateKind:
+    """Kind of a cluster, by the tokens of members that are not copies of the
+    survivor.
+    """
+    others = [member for member in members if lowered(member) != lowered(survivor)]
     if not others:
         return "copy"
-    differences = [value_slots(survivor, member) for member in others]
-    slots_of_members = [slots for slots in differences if slots is not None]
-    if len(slots_of_members) < len(differences):
+    replaced = [replaced_tokens(survivor, member) for member in others]
+    if not all(places for places, _ in replaced):
         return "revision"
-    are_values = all(is_value for _, is_value in chain(*slots_of_members))
-    places = [[slot for slot, _ in slots] for slots in slots_of_members]
-    shared = [_overlap(*pair) for pair in combinations(places, 2)]
+    shared = [
+        2 * len(first & second) > min(len(first), len(second))
+        for (first, _), (second, _) in combinations(replaced, 2)
+    ]
+    are_values = all(are_values for _, are_values in replaced)
     return "template" if are_values or (shared and all(shared)) else "revision"
 
 
-def value_slots(survivor: str, member: str) -> list[tuple[Slot, bool]] | None:
-    """Passages of a survivor that a member replaces by others, and True for each whose
-    tokens have numbers or names on both sides; None if the two differ otherwise.
+def replaced_tokens(
+    survivor: Sequence[str], member: Sequence[str]
+) -> tuple[set[int], bool]:
+    """Places of the tokens that a member replaces in short passages, and True if all
+    passages have numbers or names on both sides; no places if the two differ otherwise.
     """
-    cased, other_cased = _TOKEN.findall(survivor), _TOKEN.findall(member)
-    tokens, other = tokens_of(survivor), tokens_of(member)
-    matcher = SequenceMatcher(None, tokens, other, autojunk=False)
-    differences = [code for code in matcher.get_opcodes() if code[0] != "equal"]
-    is_cut = max(len(tokens), len(other)) == MOST_TOKENS
-    if is_cut and differences[-1][2::2] == (len(tokens), len(other)):
-        differences.pop()  # it may go on after the compared tokens
-    slots = []
-    for tag, begin, end, other_begin, other_end in differences:
-        longest = max(end - begin, other_end - other_begin)
-        if tag != "replace" or longest > MOST_VALUE_TOKENS:
-            return None
-        passages = cased[begin:end], other_cased[other_begin:other_end]
-        slots.append(((begin, end), all(map(_is_value, passages))))
-    replaced = sum(end - begin for (begin, end), _ in slots)
-    return slots if slots and 2 * replaced <= len(tokens) else None
+    matcher = SequenceMatcher(None, lowered(survivor), lowered(member), autojunk=False)
+    places: set[int] = set()
+    are_values = True
+    for tag, begin, end, other_begin, other_end in matcher.get_opcodes():
+        if tag == "equal" or MOST_TOKENS in (end, other_end):
+            continue  # a text may go on after the compared tokens
+        passages = survivor[begin:end], member[other_begin:other_end]
+        if tag != "replace" or max(map(len, passages)) > MOST_VALUE_TOKENS:
+            return set(), False
+        places |= {*range(begin, end)}
+        are_values &= all(map(_is_value, passages))
+    return places, are_values
+
+
+def lowered(tokens: Sequence[str]) -> list[str]:
+    """Tokens in lower case."""
+    return [token.lower() for token in tokens]
 
 
 def _is_value(tokens: Sequence[str]) -> bool:
@@ -160,26 +163,14 @@ def _is_value(tokens: Sequence[str]) -> bool:
     return any(token[0].isupper() or any(map(str.isdigit, token)) for token in tokens)
 
 
-def _overlap(slots: Sequence[Slot], others: Sequence[Slot]) -> bool:
-    """True if most slots of the shorter list share a token with one of the other."""
-    fewer, more = sorted((slots, others), key=len)
-    shared = sum(
-        any(begin < other_end and other_begin < end for other_begin, other_end in more)
-        for begin, end in fewer
-    )
-    return 2 * shared > len(fewer)
-
-
 def count_alike(
-    pairs: Sequence[Pair], texts: dict[bytes, str], model: ReadingModel
+    pairs: Sequence[Pair], texts: Mapping[bytes, str], model: ReadingModel
 ) -> int:
     """Number of pairs whose texts have the same meaning by a model's vectors."""
     from gristmill.dataprep.encoders.embeddings import load_embedder
 
-    embedder = load_embedder(model)
-    sides = (
-        embedder.embed([texts[pair[side]][:MEANING_CHARACTERS] for pair in pairs])
-        for side in (0, 1)
-    )
-    survivors, members = sides
-    return int(((survivors * members).sum(axis=1) >= ALIKE).sum())
+    sides = [
+        texts[identity][:MEANING_CHARACTERS] for pair in pairs for identity in pair
+    ]
+    vectors = load_embedder(model).embed(sides)
+    return int(((vectors[::2] * vectors[1::2]).sum(axis=1) >= ALIKE).sum())

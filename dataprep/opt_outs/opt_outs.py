@@ -24,12 +24,12 @@ from gristmill.dataprep.opt_outs.reservations import (
     site_reservation,
 )
 from gristmill.dataprep.opt_outs.site_texts import (
-    SITE_TEXTS,
-    Site,
+    KINDS,
+    SiteTexts,
     gather_site_texts,
-    read_sites,
+    read_site_texts,
+    site_text,
 )
-from gristmill.dataprep.readers.page_rights import OPT_OUT_KEYS
 from gristmill.dataprep.runners.tasks import Done, ShardTask, run_tasks, shard_tasks
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.opt_outs import OPT_OUT_RULES, OptOuts
@@ -78,21 +78,21 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> OptOutSu
         ConservationError, QuarantineError: see `counts`.
     """
     section = OptOuts.model_validate(config)
-    site_texts = gather_site_texts(section.files, context)
-    results = run_tasks(
-        "opt_outs",
-        shard_tasks(inputs["ingest"]),
-        partial(
-            judge_shard, inputs=inputs, section=section, site_texts=site_texts, out=out
-        ),
-        context,
-        holds_gil=True,
+    judge = partial(
+        judge_shard,
+        inputs=inputs,
+        section=section,
+        site_tables=gather_site_texts(section.files, context),
+        out=out,
     )
+    tasks = shard_tasks(inputs["ingest"])
+    results = run_tasks("opt_outs", tasks, judge, context, holds_gil=True)
+    total = add_counts(results)
     return OptOutSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
-        add_counts(result["reserved"] for result in results),
-        sum(result["addressed"] for result in results),
-        add_counts(result["with_site_text"] for result in results),
+        total["reserved"],
+        total["addressed"],
+        total["with_site_text"],
     )
 
 
@@ -100,36 +100,33 @@ def judge_shard(
     task: ShardTask,
     inputs: Inputs,
     section: OptOuts,
-    site_texts: Path | None,
+    site_tables: Sequence[Path],
     out: Path,
 ) -> Done[JudgedShard]:
     """Find the reservations of one document shard and write its annotations."""
     shard = read_shard(inputs, task.name, COLUMNS, section.sources)
     documents = shard.judged_documents
-    urls = [url for url in document_urls(documents) if url is not None]
-    hosts = [host_of(url) for url in urls]
-    sites: dict[str, Site] = {}
-    if site_texts is not None:
-        sites = read_sites(site_texts, sorted(set(hosts)))
+    hosts = [host_of(url) for url in document_urls(documents) if url is not None]
+    texts = read_site_texts(site_tables, set(hosts))
     measured, errors = measure_texts(
-        documents, partial(find_reservations, section=section, sites=sites)
+        documents, partial(find_reservations, section=section, texts=texts)
     )
-    rules = [rule for rule in OPT_OUT_RULES if getattr(section.reservations, rule)]
+    rules = [rule for rule, is_on in section.reservations if is_on]
     reasons = [
         next((rule for rule in rules if reserved[rule] is not None), None)
         for reserved in pa.table(measured).to_pylist()
     ]
-    counts = shard.write_measured(out / task.name, reasons, measured, errors)
+    with_site_text = {
+        kind: sum(site_text(texts, host, kind, "") is not None for host in hosts)
+        for kind in KINDS
+    }
     result = JudgedShard(
-        counts=counts,
+        counts=shard.write_measured(out / task.name, reasons, measured, errors),
         reserved={
             rule: len(values) - values.null_count for rule, values in measured.items()
         },
-        addressed=len(urls),
-        with_site_text={
-            kind: sum(kind in sites[host].texts for host in hosts if host in sites)
-            for kind in SITE_TEXTS
-        },
+        addressed=len(hosts),
+        with_site_text=with_site_text,
     )
     return Done([out / task.name], result)
 
@@ -140,42 +137,37 @@ def host_of(url: str) -> str:
 
 
 def find_reservations(
-    documents: pa.Table, section: OptOuts, sites: Mapping[str, Site]
+    documents: pa.Table, section: OptOuts, texts: SiteTexts
 ) -> dict[str, pa.Array]:
     """Reservations of n documents: rule -> n strings, null for none."""
+    all_metadata = map(json.loads, documents["metadata"].to_pylist())
     rows = [
-        reservations(metadata, url, section, sites)
-        for metadata, url in zip(
-            documents["metadata"].to_pylist(), document_urls(documents), strict=True
-        )
+        reservations(metadata, url or "", section, texts)
+        for metadata, url in zip(all_metadata, document_urls(documents), strict=True)
     ]
     return {
-        rule: pa.array([row.get(rule) for row in rows], pa.string())
+        rule: pa.array([row[rule] for row in rows], pa.string())
         for rule in OPT_OUT_RULES
     }
 
 
 def reservations(
-    metadata_json: str, url: str | None, section: OptOuts, sites: Mapping[str, Site]
+    metadata: Mapping[str, str], url: str, section: OptOuts, texts: SiteTexts
 ) -> dict[str, str | None]:
-    """Reservations of a document by rule, or None."""
-    metadata: dict[str, str] = {}
-    if url is not None or any(f'"{key}"' in metadata_json for key in OPT_OUT_KEYS):
-        metadata = json.loads(metadata_json)
-    site = Site() if url is None else sites.get(host_of(url), Site())
+    """Reservations of a document by rule, or None; its `url` may be empty."""
     date = str(metadata.get("date", ""))
-    robots, ai_txt, tdmrep = (site.text(kind, date) for kind in SITE_TEXTS)
-    agents: Sequence[str] = section.agents
+    robots, ai_txt, tdmrep = (
+        site_text(texts, host_of(url), kind, date) for kind in KINDS
+    )
+    agents, directives = section.agents, section.directives
     page = page_reservation(metadata)
-    address = url or ""
+    usage = metadata.get("content_usage")
     return {
-        "robots_txt": robots and disallowed_agents(robots, address, agents),
-        "content_usage": reserved_usage(
-            metadata.get("content_usage"), robots, address, agents
-        ),
-        "x_robots_tag": directives_in(metadata.get("x_robots_tag"), section.directives),
-        "meta_robots": directives_in(metadata.get("meta_robots"), section.directives),
+        "robots_txt": robots and disallowed_agents(robots, url, agents),
+        "content_usage": reserved_usage(usage, robots, url, agents),
+        "x_robots_tag": directives_in(metadata.get("x_robots_tag", ""), directives),
+        "meta_robots": directives_in(metadata.get("meta_robots", ""), directives),
         "tdm_reservation": page[0] if page and page[1] else None,
-        "tdmrep": site_reservation(tdmrep, address) if tdmrep and not page else None,
-        "ai_txt": ai_txt and disallowed_agents(ai_txt, address, agents),
+        "tdmrep": site_reservation(tdmrep, url) if tdmrep and not page else None,
+        "ai_txt": ai_txt and disallowed_agents(ai_txt, url, agents),
     }

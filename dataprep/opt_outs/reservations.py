@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from protego import Protego
+from protego import Protego
 
 HELD_TEXTS = 1024
 """Parsed texts that a worker holds."""
 TRAINING_USES = ("train-genai", "train-ai")
 """Categories of AIPREF's vocabulary, the narrower one first: its preference counts."""
-_RULE = re.compile(r"\s*([a-z-]+)\s*:\s*([^#]*)", re.IGNORECASE)
-_USAGE = re.compile(r"(/\S*)?\s*(.*)")
+VERBS = {True: "Allow", False: "Disallow", None: "#"}
+"""Preference on training -> rule of a robots.txt."""
 
 
-@lru_cache(HELD_TEXTS)
-def parse_robots(text: str) -> Protego:
-    """Parse a robots.txt."""
-    from protego import Protego
-
-    return Protego.parse(text)
+parse_robots = lru_cache(HELD_TEXTS)(Protego.parse)
 
 
 def disallowed_agents(text: str, url: str, agents: Sequence[str]) -> str | None:
@@ -58,19 +51,15 @@ def usage_as_robots(text: str) -> str:
     """
     lines = []
     for line in text.splitlines():
-        rule = _RULE.match(line)
-        if rule is None:
-            continue
-        name, value = rule[1].lower(), rule[2].strip()
-        if name == "user-agent":
-            lines.append(f"User-agent: {value}")
-        elif name == "content-usage":
-            usage = _USAGE.fullmatch(value)
-            assert usage is not None  # it matches every line
-            is_allowed = training_preference(usage[2])
-            if is_allowed is not None:
-                verb = "Allow" if is_allowed else "Disallow"
-                lines.append(f"{verb}: {usage[1] or '/'}")
+        name, _, value = (
+            part.strip() for part in line.partition("#")[0].partition(":")
+        )
+        if name.lower() == "user-agent":
+            lines.append(line)
+        elif name.lower() == "content-usage":
+            rule = value if value.startswith("/") else f"/ {value}"
+            path, _, usage = rule.partition(" ")
+            lines.append(f"{VERBS[training_preference(usage)]}: {path}")
     return "\n".join(lines)
 
 
@@ -86,12 +75,10 @@ def reserved_usage(
     return None if reserved is None else f"robots.txt: {reserved}"
 
 
-def directives_in(value: str | None, directives: Sequence[str]) -> str | None:
+def directives_in(value: str, directives: Sequence[str]) -> str | None:
     """Directives that a tag or header for robots has, separated by commas; None if it
     has none.
     """
-    if value is None:
-        return None
     words = re.findall(r"[a-z]+", value.lower())
     return ", ".join(name for name in directives if name in words) or None
 
@@ -122,14 +109,12 @@ def parse_tdmrep(text: str) -> list[tuple[str, bool]]:
     """Rules of a tdmrep.json: location, and True if it is reserved. Anything else in the
     file is ignored, as crawlers do with a malformed robots.txt.
     """
-    return list(_tdmrep_rules(text))
-
-
-def _tdmrep_rules(text: str) -> Iterator[tuple[str, bool]]:
     try:
         rules = json.loads(text)
     except ValueError:
-        return
-    for rule in rules if isinstance(rules, list) else [rules]:
-        if isinstance(rule, dict) and isinstance(rule.get("location"), str):
-            yield rule["location"], str(rule.get("tdm-reservation")) == "1"
+        return []
+    return [
+        (str(rule["location"]), str(rule.get("tdm-reservation")) == "1")
+        for rule in (rules if isinstance(rules, list) else [rules])
+        if isinstance(rule, dict) and "location" in rule
+    ]

@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.core.arrays import Column
+from gristmill.core.arrays import Column, hex_ids
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted
-from gristmill.dataprep.corpus import DERIVED, Corpus, hex_ids, urls_of
+from gristmill.dataprep.corpus import DERIVED, Corpus, urls_of
 from gristmill.dataprep.documents import Inputs, Remarks, Shard, read_shard
 from gristmill.dataprep.user_code.time_limits import Function, TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import (

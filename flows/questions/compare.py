@@ -26,13 +26,7 @@ from gristmill.flows.questions.what_changed import (
     keyed_manifest,
 )
 from gristmill.flows.report.evaluation import held_out_rows
-from gristmill.flows.report.facts import (
-    Facts,
-    StageFacts,
-    add_topics,
-    funnel,
-    training,
-)
+from gristmill.flows.report.facts import Facts, read_facts
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.terminal import plain_console
@@ -192,22 +186,8 @@ def facts_of(store: Store, record: Record) -> Facts:
         for stage, folder in folders.items()
         if folder.state() == "committed"
     }
-    manifests = {stage: folder.manifest() for stage, folder in folders.items()}
-    summaries = {stage: manifest["summary"] for stage, manifest in manifests.items()}
-    facts = Facts(
-        stages=[
-            StageFacts(stage, manifest["seconds"])
-            for stage, manifest in manifests.items()
-        ],
-        summaries=summaries,
-        funnel=funnel(summaries, steps_of(record)),
-    )
-    for name, folder in folders.items():
-        if name in STAGES:
-            add_topics(facts, STAGES[name], folder)
-            if STAGES[name].training is not None:
-                facts.training[name] = training(folder)
-    return facts
+    kinds = {stage: STAGES[stage] for stage in folders if stage in STAGES}
+    return read_facts(folders, kinds, steps_of(record))
 
 
 def stages_of(record: Record) -> list[str]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from string import hexdigits
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.corpus import Corpus, urls_of
 from gristmill.dataprep.documents import (
     ID_BYTES,
     Inputs,
     read_documents,
-    read_table,
     shard_names,
 )
-from gristmill.dataprep.row_groups import find_ids
+from gristmill.dataprep.row_groups import find_ids, read_document_rows
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.schema.sources import INGEST
@@ -103,20 +106,17 @@ def find_document(inputs: Inputs, query: str) -> Place | None:
             documents = corpus_inputs[INGEST]
             places = find_ids(documents, shard_names(documents), query)
             hits += [(corpus_inputs, shard, row) for shard, row in places]
-    if not hits:
-        for corpus, shard in corpus_shards(inputs):
-            locators = read_table(corpus[INGEST] / shard, ["locator"])["locator"]
-            hits += [(corpus, shard, row) for row in _equal_rows(locators, query)]
+    hits = hits or _with_value(inputs, query, ["locator"], itemgetter("locator"))
     if not hits and "://" in query:
-        for corpus, shard in corpus_shards(inputs):
-            urls = urls_of(read_documents(corpus, shard, ["locator", "metadata"]))
-            hits += [(corpus, shard, row) for row in _equal_rows(urls, query)]
+        hits = _with_value(inputs, query, ["locator", "metadata"], urls_of)
     if len(hits) > 1:
-        listing = []
-        for corpus, shard, row in hits[:SHOWN_HITS]:
-            documents = read_documents(corpus, shard, ["id", "source"])
-            (document,) = documents.slice(row, 1).to_pylist()
-            listing.append(f"{document['id'].hex()} ({document['source']})")
+        listing = [
+            f"{document['id'].hex()} ({document['source']})"
+            for corpus, shard, row in hits[:SHOWN_HITS]
+            for document in read_document_rows(
+                corpus, shard, [row], ["id", "source"]
+            ).to_pylist()
+        ]
         raise DocumentNotFoundError(
             f"{len(hits)} documents fit {query!r}; give an id, such as "
             f"{', '.join(listing)}"
@@ -124,9 +124,20 @@ def find_document(inputs: Inputs, query: str) -> Place | None:
     return hits[0] if hits else None
 
 
-def _equal_rows(values: pa.ChunkedArray, query: str) -> list[int]:
-    rows: list[int] = pc.indices_nonzero(pc.equal(values, query)).to_pylist()
-    return rows
+def _with_value(
+    inputs: Inputs,
+    query: str,
+    columns: Sequence[str],
+    values: Callable[[pa.Table], Column],
+) -> list[Place]:
+    """Places of the documents with a value that is computed from some columns."""
+    return [
+        (corpus, shard, row)
+        for corpus, shard in corpus_shards(inputs)
+        for row in np.flatnonzero(
+            pc.equal(values(read_documents(corpus, shard, columns)), query)
+        ).tolist()
+    ]
 
 
 def is_hex(text: str) -> bool:

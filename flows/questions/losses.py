@@ -1,18 +1,22 @@
-"""`gristmill losses`: sources, domains and languages that the steps of `prepare` lost."""
+"""`gristmill losses`: sources, domains and languages that the preparation lost."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Any
 
-from gristmill.dataprep.group_losses import COLUMNS, GroupColumn, LostDocument
+from gristmill.dataprep.group_losses import COLUMNS, GroupColumn, GroupLoss
+from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages.page_elements import Table, table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.questions.find_documents import committed_folders
 from gristmill.flows.running.guard_losses import (
     NAMED,
-    is_beyond,
+    describe_duplicates,
     read_losses,
 )
 from gristmill.flows.running.session import Session
@@ -22,45 +26,30 @@ from gristmill.mixtures.yaml_text import join_first
 
 SHOWN_GROUPS = 10
 """Groups of each column in a table; JSON has all."""
+Group = tuple[GroupColumn, str]
+"""Column, and the name of a group of it."""
 
 
 @dataclass(frozen=True)
-class LossOfStep:
-    """Documents of a group that a step dropped, most by one rule (`reason`)."""
-
-    step: str
-    read: int
-    dropped: int
-    reason: str
-    examples: Sequence[LostDocument]
-    vanished: bool
-
-
-@dataclass(frozen=True)
-class LostGroup:
-    """A source, domain or language, and its losses.
+class LostGroup(GroupLoss):
+    """Documents of a source, domain or language that all stages dropped.
 
     Attributes:
-        column, group: `source` and its name, for example.
-        read: documents before the first step that dropped any.
-        dropped: by all steps.
+        read: documents before the first stage that dropped any.
+        reason, examples: of the stage that dropped most, and its rule.
         share: dropped of those read.
-        vanished: it lost more than the guard allows, in a step or in all together.
-        steps: steps that dropped its documents, the largest loss first.
+        vanished: it lost more than the guard allows, in a stage or in all together.
+        steps: stage -> its losses.
     """
 
-    column: GroupColumn
-    group: str
-    read: int
-    dropped: int
     share: float
     vanished: bool
-    steps: Sequence[LossOfStep]
+    steps: Mapping[str, GroupLoss]
 
 
 @dataclass(frozen=True)
 class LossReport:
-    """Losses of all committed steps.
+    """Losses of all committed stages.
 
     Attributes:
         groups: by column, the largest share first.
@@ -79,106 +68,86 @@ class LossReport:
         """Answer whether a source, domain or language vanished."""
         if not self.vanished:
             return "No source, domain or language lost more than the guard allows."
-        named = [
-            f"{group.column} {group.group} ({group.dropped:,} of {group.read:,}, "
-            f"most by {group.steps[0].reason} of {group.steps[0].step})"
-            for group in self.vanished
+        groups = join_first([group.describe() for group in self.vanished], NAMED)
+        return f"Lost more than the guard allows: {groups}."
+
+    def tables(self) -> list[Table]:
+        """The groups of each column that lost the largest share."""
+        columns = {"read": ",", "lost": ",", "share": ".1%", "most by": ""}
+        meanings = {
+            "domain": "host of the locator",
+            "read": "before the first stage that dropped any",
+            "lost": "dropped by all stages",
+            "share": "lost of those read",
+        }
+        values = attrgetter("group", "read", "dropped", "share", "reason")
+        return [
+            table(
+                {column: "", **columns},
+                map(values, islice(groups, SHOWN_GROUPS)),
+                meanings,
+            )
+            for column, groups in groupby(self.groups, attrgetter("column"))
         ]
-        return f"Lost more than the guard allows: {join_first(named, NAMED)}."
 
     def show(self) -> None:
         """Print the verdict, the largest losses, and examples of vanished groups."""
         console = plain_console()
         console.print(visible(self.verdict()))
-        print_table(console, loss_table(self))
+        for losses_of_column in self.tables():
+            print_table(console, losses_of_column)
         for group in self.vanished:
-            for lost in group.steps[0].examples:
-                console.print(
-                    visible(f"{group.group}: {lost.id[:16]} {lost.locator}"),
-                    style="dim",
-                    soft_wrap=True,
-                )
+            for lost in group.examples:
+                line = visible(f"{group.group}: {lost.describe()}")
+                console.print(line, style="dim", soft_wrap=True)
         for step, sentence in self.duplicates.items():
             console.print(visible(f"{step}: {sentence}"))
 
 
 def losses(session: Session) -> LossReport:
     """Return the losses of the committed stages of a manifest."""
-    summaries = {
-        name: folder.manifest()["summary"]
-        for name, folder in committed_folders(session).items()
-        if name in session.manifest.guards
-    }
+    folders = committed_folders(session)
+    summaries = {name: folder.manifest()["summary"] for name, folder in folders.items()}
     return report_losses(session.manifest, summaries)
 
 
 def report_losses(
     manifest: Manifest, summaries: Mapping[str, Mapping[str, Any]]
 ) -> LossReport:
-    """Add the losses of all steps up by group.
+    """Add the losses of all stages up by group.
 
     Args:
         summaries: of the committed stages.
     """
-    by_group: dict[tuple[GroupColumn, str], list[LossOfStep]] = {}
+    steps_of_groups: dict[Group, dict[str, GroupLoss]] = defaultdict(dict)
+    vanished: set[Group] = set()
     duplicates: dict[str, str] = {}
     for name, guard in manifest.guards.items():
-        if name not in summaries:
-            continue
-        step = read_losses(summaries[name])
-        for loss in step.losses:
-            by_group.setdefault((loss.column, loss.group), []).append(
-                LossOfStep(
-                    name,
-                    loss.read,
-                    loss.dropped,
-                    loss.reason,
-                    loss.examples,
-                    is_beyond(guard, loss.read, loss.dropped),
-                )
-            )
-        if sentence := step.describe_duplicates():
+        summary = summaries.get(name, {})
+        for loss in read_losses(summary):
+            steps_of_groups[loss.column, loss.group][name] = loss
+            if guard.is_exceeded(loss.read, loss.dropped):
+                vanished.add((loss.column, loss.group))
+        if sentence := describe_duplicates(summary):
             duplicates[name] = sentence
     groups = []
-    for (column, group), steps in by_group.items():
-        read = max(loss.read for loss in steps)
-        dropped = sum(loss.dropped for loss in steps)
-        is_lost = any(loss.vanished for loss in steps)
+    for group, steps in steps_of_groups.items():
+        most = max(steps, key=lambda name: steps[name].dropped)
+        read = max(loss.read for loss in steps.values())
+        dropped = sum(loss.dropped for loss in steps.values())
+        reason = f"{most}: {short_name(steps[most].reason)}"
+        is_lost = group in vanished or manifest.guard.is_exceeded(read, dropped)
         groups.append(
             LostGroup(
-                column,
-                group,
+                *group,
                 read,
                 dropped,
+                reason,
+                steps[most].examples,
                 dropped / read,
-                is_lost or is_beyond(manifest.guard, read, dropped),
-                sorted(steps, key=lambda loss: -loss.dropped),
+                is_lost,
+                steps,
             )
         )
     groups.sort(key=lambda lost: (COLUMNS.index(lost.column), -lost.share, lost.group))
     return LossReport(groups, duplicates)
-
-
-def loss_table(report: LossReport) -> Table:
-    """The groups of each column that lost the largest share."""
-    rows = []
-    for column in COLUMNS:
-        groups = [group for group in report.groups if group.column == column]
-        rows += [
-            [
-                column,
-                group.group,
-                group.read,
-                group.dropped,
-                group.share,
-                f"{group.steps[0].step}: {group.steps[0].reason}",
-                "vanished" if group.vanished else "",
-            ]
-            for group in groups[:SHOWN_GROUPS]
-        ]
-    columns = {"read": ",", "lost": ",", "share": ".1%", "most by": "", " ": ""}
-    meanings = {
-        "read": "before the first step that dropped any",
-        "share": "lost of those read",
-    }
-    return table({"": "", "name": "", **columns}, rows, meanings)

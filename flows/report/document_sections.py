@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter, itemgetter
 
 from gristmill.dataprep.conservation import ranked, top_reasons
 from gristmill.dataprep.quality.separation import DistilledAgreement
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages import pictures
 from gristmill.flows.pages.page_elements import (
+    ByName,
     Details,
     Entry,
     Figure,
@@ -25,12 +27,11 @@ from gristmill.flows.pages.page_elements import (
     section_of,
     table,
 )
-from gristmill.flows.questions.losses import loss_table
+from gristmill.flows.questions.threshold_samples import CutSample
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.stage_summaries import (
     Binned,
     Counts,
-    FoundOptOuts,
     Leaks,
     Row,
     StageCounts,
@@ -92,30 +93,28 @@ def funnel(facts: Facts) -> MaybeSection:
 
 def by_source(facts: Facts) -> list[Part]:
     """Documents of each source after each stage: shares as a picture, numbers as a
-    table; empty for a single source.
+    table; empty for a single source, or a single stage.
     """
-    first, *later = facts.funnel
-    # A first stage that lost nothing would be drawn twice.
-    drawn = [row.stage for row in (later if first.kept == first.read else facts.funnel)]
+    first = facts.funnel[0]
     names = sorted(name for name, counts in first.sources.items() if counts.read)
-    if len(names) < 2 or not drawn:
+    if len(names) < 2 or len(facts.funnel) < 2:
         return []
     rows: list[Sequence[object]] = []
-    shares: dict[str, list[float]] = {}
+    shares = {name: [1.0] for name in names}
     for name in names:
-        shares[name] = [1.0]
         for row in facts.funnel:
             counts = row.sources.get(name, Counts())
             share = counts.kept / first.sources[name].read
-            shares[name] += [share] if row.stage in drawn else []
             size, tokens = counts.bytes_kept / 1e6, tokens_kept(counts, row)
             rows.append([name, row.stage, counts.kept, share, size, tokens])
+            shares[name].append(share)
     columns = {"kept": ",", "left": ".1%", "MB kept": ".2f", "tokens kept": ">"}
     meaning = "kept after the stage, of all documents of the source that were read"
+    stages = ["read", *(row.stage for row in facts.funnel)]
     return [
         Heading("Each source"),
         Figure(
-            pictures.steps(shares, ["read", *drawn], "of a source's documents"),
+            pictures.steps(shares, stages, "of a source's documents"),
             "Share of each source's documents kept after each stage.",
         ),
         table({"source": "", "after": "", **columns}, rows, {"left": meaning}),
@@ -134,20 +133,14 @@ def tokens_kept(counts: Counts, row: StageCounts) -> str:
 def losses(facts: Facts) -> MaybeSection:
     """Sources, domains and languages that lost most of their documents."""
     report = facts.losses
-    if not report.groups:
-        return None
     examples = [
-        Entry(
-            f"{group.group}: {loss.reason} of {loss.step}",
-            "\n".join(f"{lost.id[:16]} {lost.locator}" for lost in loss.examples),
-        )
+        Entry(group.describe(), "\n".join(lost.describe() for lost in group.examples))
         for group in report.vanished
-        for loss in group.steps[:1]
     ]
     return section_of(
         "Losses by source, domain and language",
         Note(report.verdict(), "warning" if report.vanished else "note"),
-        loss_table(report),
+        report.tables(),
         Details("Examples of what they lost", [Listing("dropped documents", examples)])
         if examples
         else None,
@@ -158,20 +151,17 @@ def losses(facts: Facts) -> MaybeSection:
 def reasons(facts: Facts) -> MaybeSection:
     """Documents that each rule dropped, and those that no other rule drops."""
     rows = []
+    counts = {}
     for row in facts.funnel:
         tallies = facts.step(row.stage).rules
         for rule, count in top_reasons(row.dropped, row.quarantined, MOST_REASONS):
             alone = tallies[rule].only if rule in tallies else None
             rows.append([row.stage, rule, count, count / max(row.read, 1), alone])
+            counts[f"{row.stage}: {short_name(rule)}"] = count
     if not rows:
         return None
     columns = {"documents": ",", "of those read": ".2%", "by it alone": ","}
     rules = table({"stage": "", "rule": "", **columns}, rows)
-    counts = {
-        f"{row.stage}: {short_name(rule)}": count
-        for row in facts.funnel
-        for rule, count in top_reasons(row.dropped, row.quarantined, MOST_BARS)
-    }
     picture = count_bars(ranked(counts)[:MOST_BARS], "documents")
     return section_of(
         "Why documents were dropped",
@@ -196,18 +186,21 @@ def cuts(facts: Facts) -> MaybeSection:
         caption = (
             f"Documents by {cut.statistic}. The cut of {cut.key} lies at {cut.bound:g}."
         )
-        parts: list[Part] = []
-        if cut.histogram is not None:
-            parts.append(histogram(cut.histogram, cut.statistic, caption, cut.bound))
-        for side, samples in (("dropped", cut.failing), ("passed", cut.passing)):
-            entries = []
-            for sample in samples:
-                value = Span(f"{sample.value:.4g}", "strong")
-                place = f" {sample.source} {sample.locator}"
-                entries.append(Entry([value, place], sample.excerpt))
-            parts.append(Listing(f"{side}, next to the cut", entries))
-        details.append(Details(title, parts))
+        sides = [
+            Listing(f"{side}, next to the cut", [*map(cut_sample, samples)])
+            for side, samples in (("dropped", cut.failing), ("passed", cut.passing))
+        ]
+        picture = cut.histogram and histogram(
+            cut.histogram, cut.statistic, caption, cut.bound
+        )
+        details.append(Details(title, flatten([picture, sides])))
     return section_of("Both sides of each cut", details)
+
+
+def cut_sample(sample: CutSample) -> Entry:
+    """A document next to a cut, with its value."""
+    value = Span(f"{sample.value:.4g}", "strong")
+    return Entry([value, f" {sample.source} {sample.locator}"], sample.excerpt)
 
 
 def lengths(facts: Facts, name: str = "filter") -> MaybeSection:
@@ -228,21 +221,20 @@ def histogram(
 def rules_by_language(facts: Facts, name: str = "filter") -> MaybeSection:
     """Documents that the rules of each language kept."""
     by_language = facts.step(name).by_language
-    most_read = ranked({language: row.read for language, row in by_language.items()})
+    read = {language: row.read for language, row in by_language.items()}
     kept = {language: row.kept for language, row in by_language.items()}
-    rows = _kept_rows(most_read, kept)
-    columns = {"rules of": "", "read": ",", "kept": ",", "share": ".1%"}
-    return section_of("Rules by language", table(columns, rows))
+    return section_of("Rules by language", kept_table("rules of", read, kept))
 
 
-def _kept_rows(
-    read: Sequence[tuple[str, int]], kept: Mapping[str, int]
-) -> list[Sequence[object]]:
-    """Name, number read, number kept, and share kept."""
-    return [
+def kept_table(
+    title: str, read: ByName[int], kept: ByName[int], most: int | None = None
+) -> Table:
+    """Documents by name, and those that were kept, the most frequent first."""
+    rows = [
         [name, number, kept.get(name, 0), kept.get(name, 0) / max(number, 1)]
-        for name, number in read
+        for name, number in ranked(read)[:most]
     ]
+    return table({title: "", "documents": ",", "kept": ",", "share": ".1%"}, rows)
 
 
 def languages(facts: Facts, name: str = "langid") -> MaybeSection:
@@ -252,7 +244,6 @@ def languages(facts: Facts, name: str = "langid") -> MaybeSection:
     if not number:
         return None
     suffix = f"; the {MOST_LANGUAGES} most frequent:" if number > MOST_LANGUAGES else ""
-    columns = {"language": "", "documents": ",", "kept": ",", "share": ".1%"}
     most = ranked(summary.languages)[:MOST_LANGUAGES]
     kept = summary.languages_kept
     scores = summary.histograms.get("language_score")
@@ -260,7 +251,7 @@ def languages(facts: Facts, name: str = "langid") -> MaybeSection:
         "Languages",
         f"{number} language{'s' if number > 1 else ''}{suffix}",
         Figure(count_bars(most, "documents"), "Documents by their likeliest language."),
-        None if kept is None else table(columns, _kept_rows(most, kept)),
+        None if kept is None else kept_table("language", dict(most), kept),
         scores and histogram(scores, "language_score", "Confidence of the model."),
     )
 
@@ -268,17 +259,14 @@ def languages(facts: Facts, name: str = "langid") -> MaybeSection:
 def licences(facts: Facts, name: str = "licences") -> MaybeSection:
     """Documents by licence, kept and dropped."""
     summary = facts.step(name)
-    if not summary.licences:
-        return None
-    columns = {"licence": "", "documents": ",", "kept": ",", "share": ".1%"}
-    rows = _kept_rows(ranked(summary.licences), summary.licences_kept)
-    return section_of("Licences", table(columns, rows))
+    licence_table = kept_table("licence", summary.licences, summary.licences_kept)
+    return section_of("Licences", licence_table)
 
 
 def quality(facts: Facts, name: str = "quality") -> MaybeSection:
     """Scores by source, and how well the classifier separates held-out documents."""
     summary = facts.step(name)
-    if summary.histogram is None:
+    if not summary.histogram:
         return None
     auc = ""
     if summary.auc is not None:
@@ -286,21 +274,15 @@ def quality(facts: Facts, name: str = "quality") -> MaybeSection:
         if summary.length_auc is not None:
             auc += f"; by their length alone {summary.length_auc:.4f}"
         auc += "."
-    bins = len(next(iter(summary.histogram.values()), []))
-    edges = [index / bins for index in range(bins + 1)] if bins else []
-    parts = flatten(
-        [
-            auc,
-            None if summary.distilled is None else agreement(summary.distilled),
-            Figure(
-                pictures.histogram(summary.histogram, edges, "quality score"),
-                "Quality scores by source.",
-            )
-            if bins
-            else None,
-        ]
+    bins = len(next(iter(summary.histogram.values())))
+    edges = [index / bins for index in range(bins + 1)]
+    picture = pictures.histogram(summary.histogram, edges, "quality score")
+    return section_of(
+        "Quality",
+        auc,
+        None if summary.distilled is None else agreement(summary.distilled),
+        Figure(picture, "Quality scores by source."),
     )
-    return Section("Quality", parts)
 
 
 def agreement(distilled: DistilledAgreement) -> list[Part]:
@@ -333,10 +315,9 @@ def agreement(distilled: DistilledAgreement) -> list[Part]:
 def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
     """Sizes of clusters of duplicates, and the largest clusters."""
     clusters = facts.clusters.get(name)
-    if clusters is None or not clusters.largest:
+    if clusters is None:
         return None
     summary = facts.step(name)
-    dropped = summary.dropped_by_rule
     rows = [
         [cluster.locator, cluster.survivor[:16], cluster.size, cluster.kind]
         for cluster in clusters.largest
@@ -345,37 +326,33 @@ def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
         "`clusters: survivors` drops {survivors:,} documents, each similar to a kept "
         "one; `clusters: connected` drops {connected:,}, all but one of each chain."
     )
-    sizes = count_bars(clusters.sizes.items(), "clusters")
+    dropped = summary.dropped_by_rule
+    columns = {"survivor of the largest": "", "id": "", "documents": "d", "kind": ""}
+    sizes = count_bars(clusters.sizes.items(), "clusters") if clusters.sizes else ""
     return section_of(
         "Duplicates",
         f"{summary.clusters:,} clusters of two or more documents.",
         by_rule.format(**dropped) if dropped else None,
-        Figure(sizes, "Clusters by their number of documents.")
-        if clusters.sizes
-        else None,
-        table(
-            {"survivor of the largest": "", "id": "", "documents": "d", "kind": ""},
-            rows,
-        ),
+        Figure(sizes, "Clusters by their number of documents.") if sizes else None,
+        table(columns, rows),
         "`gristmill browse MANIFEST` shows the documents of a cluster side by side.",
     )
 
 
 def edits(facts: Facts, name: str = "clean") -> MaybeSection:
     """Edits of a cleaning step, by rule."""
-    rows = [
-        [rule, tally["documents"], tally["times"], tally["bytes"]]
-        for rule, tally in facts.step(name).edits.items()
-        if tally["times"]
-    ]
     meanings = {
         "documents": "in which it changed something",
         "times": "passages that it changed",
         "bytes": "of UTF-8 that it took out",
     }
-    return section_of(
-        "Edits", table({"rule": "", **dict.fromkeys(meanings, ",")}, rows, meanings)
-    )
+    rows = [
+        [rule, *itemgetter(*meanings)(tally)]
+        for rule, tally in facts.step(name).edits.items()
+        if tally["times"]
+    ]
+    columns = {"rule": "", **dict.fromkeys(meanings, ",")}
+    return section_of("Edits", table(columns, rows, meanings))
 
 
 def personal_data(facts: Facts, name: str = "clean") -> MaybeSection:
@@ -471,19 +448,17 @@ def reader(facts: Facts, name: str) -> MaybeSection:
 
 def opt_outs(facts: Facts, name: str = "opt_outs") -> MaybeSection:
     """Documents with each kind of reservation."""
-    summary = facts.summary(name, FoundOptOuts)
-    texts = ", ".join(
-        f"{kind} {number:,}" for kind, number in summary.with_site_text.items()
-    )
+    summary = facts.step(name)
+    texts = [f"{kind} {number:,}" for kind, number in summary.with_site_text.items()]
     return section_of(
         f"Opt-outs of {name}",
         f"{summary.addressed:,} of {summary.counts.read:,} documents have an address; "
-        f"with texts of their sites: {texts}.",
+        f"with texts of their sites: {', '.join(texts)}.",
         opt_out_table(summary),
     )
 
 
-def opt_out_table(summary: FoundOptOuts) -> Table:
+def opt_out_table(summary: StepSummary) -> Table:
     """Documents with each kind of reservation, and those that it dropped."""
     rows = [
         [rule, number, summary.counts.dropped.get(rule, 0)]
@@ -557,28 +532,22 @@ def quarantine(facts: Facts) -> MaybeSection:
         for row in facts.funnel
         if row.quarantined
     ]
-    rows = [
-        [row["file"], row["record"], row["error"]]
-        for row in facts.step(INGEST).quarantined[:MOST_REASONS]
-    ]
+    columns = {"file": "", "record": "", "error": ""}
+    records = facts.step(INGEST).quarantined[:MOST_REASONS]
     return section_of(
         "Quarantine",
         table({"stage": "", "records": ",", "of those read": ".2%"}, counts),
-        table({"file": "", "record": "", "error": ""}, rows),
+        table(columns, map(itemgetter(*columns), records)),
     )
 
 
 def damaged_files(facts: Facts, name: str) -> MaybeSection:
     """Files that could not be read to their end, and their lost records."""
-    rows = [
-        [row.source, row.file, row.records, row.lost, row.error]
-        for row in facts.step(name).damaged
-    ]
-    columns = {"records read": ",", "lost, about": ",", "why": ""}
+    columns = {"source": "", "file": "", "records": ",", "lost": ",", "error": ""}
+    damaged = map(attrgetter(*columns), facts.step(name).damaged)
     return section_of(
         "Files that could not be read to their end",
-        "What they lost is estimated from their bytes and from the other files.",
-        table({"source": "", "file": "", **columns}, rows),
+        table(columns, damaged, {"records": "read before the damage"}),
     )
 
 

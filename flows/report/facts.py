@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
 
 from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_text
@@ -129,13 +128,12 @@ class Facts:
         clusters: step -> duplicates, of the report alone.
         packed: the mixture.
         evaluation: measurements of models.
-        export, exported_documents: folders of the model and of documents.
     """
 
     name: str = ""
     store: str = ""
     stages: Sequence[StageFacts] = ()
-    summaries: ByName[ByName[object]] = field(default_factory=dict)
+    summaries: dict[str, ByName[object]] = field(default_factory=dict)
     funnel: Sequence[StageCounts] = ()
     losses: LossReport = field(default_factory=LossReport)
     training: dict[str, Record] = field(default_factory=dict)
@@ -144,8 +142,6 @@ class Facts:
     clusters: dict[str, Duplicates] = field(default_factory=dict)
     packed: Packed | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
-    export: str = ""
-    exported_documents: str = ""
 
     def summary(self, name: str, kind: type[Kind]) -> Kind:
         """The summary of a stage; one of defaults if it is not committed."""
@@ -167,6 +163,44 @@ def commits_of(folders: ByName[StageFolder]) -> dict[str, str]:
     }
 
 
+TOPICS: dict[str, type[Summary]] = {"packed": Packed, "evaluation": Evaluation}
+"""Topic that a stage writes for every reader (`Display.topics`) -> its type."""
+
+
+def read_facts(
+    folders: ByName[StageFolder], kinds: ByName[Stage], steps: Iterable[str]
+) -> Facts:
+    """Facts in committed outputs.
+
+    Args:
+        folders: of the stages.
+        kinds: descriptions of the stages that wrote them, as far as they are known.
+        steps: the names of the steps of `prepare`, in their order.
+    """
+    facts = Facts()
+    stages = []
+    for name, folder in folders.items():
+        manifest = folder.manifest()
+        facts.summaries[name] = manifest["summary"]
+        size = sum(file["bytes"] for file in manifest["files"].values())
+        cost = read_as(Cost, manifest["cost"]) if "cost" in manifest else None
+        stage = StageFacts(name, manifest["seconds"], size, cost)
+        stages.append(replace(stage, versions=manifest["versions"]))
+    facts.stages = stages
+    facts.funnel = funnel(facts.summaries, steps)
+    for name, kind in kinds.items():
+        if name not in folders:
+            continue
+        if kind.training is not None:
+            facts.training[name] = training(folders[name])
+            reports = spike_reports(folders[name])
+            facts.spikes[name] = read_as(list[SpikeReport], reports)
+        for topic, file in kind.display.topics.items():
+            value = read_as(TOPICS[topic], read_json(folders[name].data / file))
+            setattr(facts, topic, value)
+    return facts
+
+
 def gather_facts(session: Session, whole: bool = True) -> Facts:
     """Everything that a summary or a report shows.
 
@@ -175,75 +209,31 @@ def gather_facts(session: Session, whole: bool = True) -> Facts:
         whole: also topics of the report alone, which read the tables of all documents.
     """
     folders = committed_folders(session)
-    summaries: dict[str, ByName[object]] = {}
-    stages = []
-    for name, node in session.plan.items():
-        stage = StageFacts(
-            name,
+    kinds = {name: node.stage for name, node in session.plan.items()}
+    facts = read_facts(folders, kinds, session.manifest.steps)
+    facts.name = session.manifest.name
+    facts.store = mask_text(str(session.store.root))
+    facts.losses = report_losses(session.manifest, facts.summaries)
+    committed = {stage.stage: stage for stage in facts.stages}
+    facts.stages = [
+        replace(
+            committed.get(name, StageFacts(name)),
             fingerprint=node.fingerprint[:16],
             identity=node.alias[:16],
             kept_version=node.kept_version,
             version=node.stage.version,
             inputs=list(node.inputs),
         )
-        if name in folders:
-            manifest = folders[name].manifest()
-            summaries[name] = manifest["summary"]
-            stage = replace(
-                stage,
-                seconds=manifest["seconds"],
-                bytes=sum(file["bytes"] for file in manifest["files"].values()),
-                cost=read_as(Cost, manifest["cost"]) if "cost" in manifest else None,
-                versions=manifest["versions"],
-            )
-        stages.append(stage)
-    facts = Facts(
-        session.manifest.name,
-        mask_text(str(session.store.root)),
-        stages,
-        summaries,
-        funnel(summaries, session.manifest.steps),
-        report_losses(session.manifest, summaries),
-    )
+        for name, node in session.plan.items()
+    ]
     if INGEST in folders and whole:
-        facts.cuts = describe_cuts(session, committed_inputs(session), summaries)
+        inputs = committed_inputs(session)
+        facts.cuts = describe_cuts(session, inputs, facts.summaries)
     for name, folder in folders.items():
-        kind = session.plan[name].stage
-        if kind.training is not None:
-            facts.training[name] = training(folder)
-            facts.spikes[name] = read_as(list[SpikeReport], spike_reports(folder))
-        add_topics(facts, kind, folder)
-    for name, folder in folders.items():
-        display = session.plan[name].stage.display
-        for path in (display.facts, display.report_facts if whole else None):
-            if path is not None:
-                imported(path)(session, name, folder, facts)
+        path = kinds[name].display.report_facts
+        if whole and path is not None:
+            imported(path)(session, name, folder, facts)
     return facts
-
-
-TOPICS: dict[str, type[Summary]] = {
-    "packed": Packed,
-    "evaluation": Evaluation,
-}
-"""Topic that a stage writes for every reader (`Display.topics`) -> its type."""
-
-
-def add_topics(facts: Facts, stage: Stage, folder: StageFolder) -> None:
-    """Read the topics that a stage wrote."""
-    for topic, file in stage.display.topics.items():
-        setattr(facts, topic, read_as(TOPICS[topic], read_json(folder.data / file)))
-
-
-def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> None:
-    """Add the folder of the model."""
-    facts.export = mask_text(str(folder.data))
-
-
-def exported_documents(
-    session: Session, name: str, folder: StageFolder, facts: Facts
-) -> None:
-    """Add the folder of exported documents."""
-    facts.exported_documents = mask_text(str(folder.data))
 
 
 def spikes_with_origins(
@@ -278,14 +268,12 @@ def clusters_found(
 
 def cluster_sizes(inputs: ByName[Path], step: str) -> dict[str, int]:
     """Clusters of duplicates by size."""
-    least = list(CLUSTER_SIZES.values())
-    counts = np.zeros(len(least), np.int64)
+    edges = [*CLUSTER_SIZES.values(), np.inf]
+    counts = np.zeros(len(CLUSTER_SIZES), np.int64)
     for shard in shard_names(inputs[INGEST]):
         table = read_annotations(inputs, shard, step, ["keep", "cluster_size"])
-        is_kept = pc.fill_null(table["keep"], False)
-        sizes = table.filter(is_kept)["cluster_size"].drop_null().to_numpy()
-        groups = np.searchsorted(least, sizes, side="right")
-        counts += np.bincount(groups, minlength=len(least) + 1)[1:]
+        sizes = table.filter(table["keep"])["cluster_size"].drop_null()
+        counts += np.histogram(sizes, edges)[0]
     by_size = zip(CLUSTER_SIZES, counts.tolist(), strict=True)
     return {name: count for name, count in by_size if count}
 
@@ -314,22 +302,21 @@ def with_tokens(rows: Sequence[StageCounts], tokenized: Tokenized) -> list[Stage
     """The funnel with tokens: counted after the last stage, estimated by source before
     it.
     """
-    tokens, kept_bytes = tokenized.tokens_per_source, tokenized.counts.sources
+    tokens = tokenized.tokens_per_source
     average = sum(tokens.values()) / max(tokenized.counts.bytes_kept, 1)
+    per_byte = {
+        name: tokens.get(name, 0) / max(counts.bytes_kept, 1)
+        for name, counts in tokenized.counts.sources.items()
+    }
     rows_with_tokens = []
     for row in rows:
         is_last = row is rows[-1]
-        total: float = 0
         sources = {}
         for name, counts in row.sources.items():
-            kept: float = tokens.get(name, 0)
-            if not is_last:
-                per_byte = average
-                if name in kept_bytes:
-                    per_byte = kept / max(kept_bytes[name].bytes_kept, 1)
-                kept = counts.bytes_kept * per_byte
+            estimate = counts.bytes_kept * per_byte.get(name, average)
+            kept = tokens.get(name, 0) if is_last else estimate
             sources[name] = replace(counts, tokens_kept=kept)
-            total += kept
+        total = sum(counts.tokens_kept or 0 for counts in sources.values())
         rows_with_tokens.append(
             replace(row, tokens_exact=is_last, tokens_kept=total, sources=sources)
         )

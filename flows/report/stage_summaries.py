@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
+from functools import cache
+from typing import Annotated, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -25,14 +26,12 @@ from gristmill.tokenize.mixing.mix_summary import MixedPhase
 from gristmill.tokenize.packing.packing_cost import PackingCost
 
 Kind = TypeVar("Kind")
-_adapters: dict[object, TypeAdapter[Any]] = {}
+_adapter = cache(TypeAdapter)
 
 
 def read_as(kind: type[Kind], value: object) -> Kind:
     """JSON as an object of a type; keys that the type does not have are ignored."""
-    if kind not in _adapters:
-        _adapters[kind] = TypeAdapter(kind)
-    adapter: TypeAdapter[Kind] = _adapters[kind]
+    adapter: TypeAdapter[Kind] = _adapter(kind)
     return adapter.validate_python(value)
 
 
@@ -132,15 +131,6 @@ class Leaks(Summary):
     matches: Sequence[Row] = ()
 
 
-class FoundOptOuts(Summary):
-    """Summary of `opt_outs`."""
-
-    counts: StageCounts = StageCounts()
-    reserved: ByName[int] = {}
-    addressed: int = 0
-    with_site_text: ByName[int] = {}
-
-
 class Binned(Summary):
     """Numbers of values below the first edge, between edges, and from the last one
     on.
@@ -197,6 +187,9 @@ class StepSummary(Summary):
             their number.
         most_repeated, largest_repeats: lines and passages that were cut.
         clusters, largest_clusters, dropped_by_rule: of duplicates.
+        reserved: opt-out -> documents with it, dropped or not.
+        addressed, with_site_text: documents with an address; kind of a text of a site ->
+            those with such a text.
         histogram: source -> documents by quality score.
         auc, length_auc, held_out: of a classifier on so many held-out documents, and of
             their length alone.
@@ -228,6 +221,9 @@ class StepSummary(Summary):
     clusters: int = 0
     largest_clusters: Sequence[Cluster] = ()
     dropped_by_rule: ByName[int] = {}
+    reserved: ByName[int] = {}
+    addressed: int = 0
+    with_site_text: ByName[int] = {}
     histogram: ByName[Sequence[int]] | None = None
     auc: float | None = None
     length_auc: float | None = None

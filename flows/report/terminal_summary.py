@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from gristmill.core.secrets import mask_text
 from gristmill.dataprep.conservation import ranked, top_reasons
 from gristmill.dataprep.documents import open_table, shard_names
 from gristmill.dataprep.whatif_thresholds import short_name
@@ -160,15 +161,12 @@ def print_losses(facts: Facts, console: Console) -> None:
 def print_next(session: Session, facts: Facts, run: Path, console: Console) -> None:
     """The paths of the run's report and exports, and three questions to ask of it."""
     section(console, "Next")
+    committed = committed_inputs(session)
+    paths = {"files": committed.get("documents"), "model": committed.get("export")}
     report = run / "report.html"
-    lines = {
-        "report": str(report) if report.exists() else "",
-        "files": facts.exported_documents,
-        "model": facts.export,
-    }
-    for label, line in lines.items():
-        if line:
-            console.print(f"{label}:".ljust(9) + line, soft_wrap=True)
+    for label, path in {"report": report if report.exists() else None, **paths}.items():
+        if path is not None:
+            console.print(f"{label}:".ljust(9) + mask_text(str(path)), soft_wrap=True)
     section(console, "Ask next")
     for question, command in next_questions(session, facts).items():
         console.print(question)

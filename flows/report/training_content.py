@@ -42,7 +42,6 @@ from gristmill.flows.report.licence_shares import (
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.report import MINUTE
 from gristmill.flows.report.source_origins import source_origins
-from gristmill.flows.report.stage_summaries import FoundOptOuts
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.spdx import expression_of
 from gristmill.mixtures.steps.opt_outs import OptOuts
@@ -275,7 +274,7 @@ def _processing(session: Session, facts: Facts) -> Iterator[Part | str]:
         yield "No document was taken down (`mix.exclude` is absent)."
     for name, step in session.manifest.steps.items():
         if isinstance(step.config, OptOuts) and name in facts.summaries:
-            summary = facts.summary(name, FoundOptOuts)
+            summary = facts.step(name)
             dropped = summary.counts.read - summary.counts.kept
             yield (
                 f"The step `{name}` found machine-readable reservations, for the agents "

@@ -155,12 +155,12 @@ def run_stage(folder: Path, description: StageDescription) -> Mapping[str, objec
             if is_dataclass(result) and not isinstance(result, type)
             else result
         )
-        if "intended_losses" not in description:
+        intended = description.get("intended_losses")
+        if intended is None:
             return summary
         from gristmill.dataprep.conservation import Counts
         from gristmill.dataprep.count_losses import count_losses
 
-        intended = description["intended_losses"]
         counts = cast(Counts, summary["counts"])
         losses = count_losses(inputs, out, intended, counts, context)
     return {**summary, "losses": [asdict(loss) for loss in losses]}

@@ -28,6 +28,7 @@ from gristmill.core.lease import Lease, ProcessIdentity, acquire, running_owner
 from gristmill.core.progress import ProgressFile
 from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
+from gristmill.dataprep.group_losses import IntendedLosses
 from gristmill.flows.running.events import (
     Outcome,
     StageFailed,
@@ -41,7 +42,7 @@ from gristmill.flows.running.events import (
 from gristmill.flows.running.execute import IN_FORK
 from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
 from gristmill.flows.running.fork_server import ForkServerError
-from gristmill.flows.running.guard_losses import read_losses, vanished
+from gristmill.flows.running.guard_losses import describe_vanished
 from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
 from gristmill.flows.running.output_identities import (
     alias_of,
@@ -174,24 +175,19 @@ class Runner:
         return outcome
 
     def _check_losses(self, node: Node, folder: StageFolder, guard: Guard) -> None:
-        """Warn of every source, domain and language that has lost more than the guard
-        allows, or raise StageFailedError.
+        """Warn of sources, domains and languages that lost more than the guard allows,
+        or raise StageFailedError.
         """
-        if guard.action == "ignore":
+        sentence = describe_vanished(folder.manifest()["summary"], guard)
+        if not sentence or guard.action == "ignore":
             return
-        losses = read_losses(folder.manifest()["summary"])
-        sentences = [group.describe() for group in vanished(losses, guard)]
-        if not sentences:
-            return
-        notes = [losses.describe_duplicates(), f"see: {self.losses_command}"]
-        sentences[-1] = "; ".join([sentences[-1], *filter(None, notes)])
+        sentence += f"; see: {self.losses_command}"
         if guard.action == "error":
             raise StageFailedError(
-                f"{node.name}: {'; '.join(sentences)}\n  its output is kept; change the "
-                f"step, or raise guard.max_loss, and resume with: {self.resume_command}"
+                f"{node.name}: {sentence}\n  its output is kept; change the step, or "
+                f"raise guard.max_loss, and resume with: {self.resume_command}"
             )
-        for sentence in sentences:
-            self.emit(StageWarning(node, sentence))
+        self.emit(StageWarning(node, sentence))
 
     def _run_stage(self, node: Node, force: bool, workers: int) -> Outcome:
         stage = node.name
@@ -352,15 +348,14 @@ class Runner:
             "workers": workers or self.engine.workers,
             "ranks": self.engine.num_ranks,
         }
-        step = node.stage.step
-        losses = (
-            {}
-            if step is None
-            else {"intended_losses": dict(step.intended_losses(node.settings))}
-        )
+        intended_losses: IntendedLosses | None = None
+        if node.stage.step is not None:
+            intended_losses = node.stage.step.intended_losses(node.settings)
+        elif node.name == INGEST:
+            intended_losses = {}
         return {
             **self.header(node),
-            **losses,
+            "intended_losses": intended_losses,
             "launch": "torchrun" if node.stage.requirements.torchrun else "process",
             "run": node.stage.run,
             "config": dict(node.config),

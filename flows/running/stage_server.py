@@ -58,13 +58,14 @@ FIRST = (
 )
 """Modules that all such stages need."""
 LATER = (
+    "gristmill.dataprep.count_losses",
     "numba",
     "scipy.linalg.cython_blas",
     "awkward",
     "gristmill.dataprep.text.preload",
 )
-"""Modules that most of them need. The first three are parts of the last one's imports,
-between which a stage can start.
+"""Modules that most of them need. Those after the first are parts of the last one's
+imports, between which a stage can start.
 """
 BEAM = "gristmill.dataprep.runners.beam_preload"
 """Module that stages of a large corpus need: a second of imports."""

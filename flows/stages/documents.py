@@ -10,7 +10,6 @@ from typing import Any
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     MeasuredColumns,
     Problems,
     Requirements,
@@ -167,5 +166,4 @@ STAGE = Stage(
     preflight=preflight,
     no_estimate_reason="a sample has no complete files of documents",
     requirements=Requirements(is_parallel=always),
-    display=Display(facts="gristmill.flows.report.facts:exported_documents"),
 )

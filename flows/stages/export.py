@@ -8,7 +8,6 @@ from gristmill.core.files import as_path
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     Library,
     MeasuredColumns,
     Problems,
@@ -88,5 +87,4 @@ STAGE = Stage(
     needs,
     preflight=preflight,
     requirements=Requirements(torch=True, libraries=libraries),
-    display=Display(facts="gristmill.flows.report.facts:exported"),
 )

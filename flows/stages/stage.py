@@ -126,16 +126,13 @@ class Display:
     Attributes:
         topics: topic, one of `TOPICS` in flows/report/facts.py -> JSON file of
             the output with its facts.
-        facts: `module:function` that adds further facts: (session, name, folder, facts
-            so far).
-        report_facts: the same for facts of the report only, if they need a look at all
-            documents.
+        report_facts: `module:function` that adds facts of the report only, which need a
+            look at all documents: (session, name, folder, facts so far).
         report: `module:function` of each section besides counts, columns and losses:
             (facts, name) -> Section (flows/pages/page_elements.py), or None.
     """
 
     topics: Mapping[str, str] = field(default_factory=dict)
-    facts: str | None = None
     report_facts: str | None = None
     report: tuple[str, ...] = ()
 

@@ -32,3 +32,7 @@ class Guard(Section):
     """Consequence of a larger loss: a warning, an error after which no later stage
     runs, or nothing. `gristmill losses` lists it in any case.
     """
+
+    def is_exceeded(self, read: int, dropped: int) -> bool:
+        """Return True if a group of `read` documents lost more than allowed."""
+        return read >= self.min_documents and dropped > self.max_loss * read

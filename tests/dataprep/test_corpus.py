@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.core.arrays import hex_ids
 from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import (
     Corpus,
     UnknownColumnError,
-    hex_ids,
     url_of,
 )
 from gristmill.dataprep.documents import (

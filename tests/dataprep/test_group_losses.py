@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +16,9 @@ from gristmill.dataprep.conservation import Counts, add_counts
 from gristmill.dataprep.count_losses import EXAMPLES, count_losses
 from gristmill.dataprep.documents import Shard, document_id, read_shard
 from gristmill.dataprep.group_losses import GroupLoss, IntendedLosses, LostDocument
+from gristmill.dataprep.readers import ingest
 from gristmill.mixtures.schema.guard import LEAST_DOCUMENTS
+from gristmill.mixtures.schema.sources import INGEST
 from tests.dataprep.document_shards import Document, write_shards
 
 Verdict = tuple[Document, str | None, str | None]
@@ -118,3 +122,34 @@ def test_losses_equal_a_plain_count(tmp_path: Path, seed: int) -> None:
     assert {
         (loss.column, loss.group): (loss.read, loss.dropped) for loss in losses
     } == expected
+
+
+def test_records_that_ingest_drops_are_losses_of_sources_and_domains(
+    tmp_path: Path,
+) -> None:
+    empty, full = (
+        [
+            {"url": f"https://{host}/{number}", "text": text}
+            for number in range(LEAST_DOCUMENTS)
+        ]
+        for host, text in (("a.org", ""), ("b.org", "A page."))
+    )
+    lines = ["{not JSON", *map(json.dumps, [*empty, *full, full[0]])]
+    (tmp_path / "web.jsonl").write_text("\n".join(lines))
+    section = {
+        "path": str(tmp_path / "web.jsonl"),
+        "id_field": "url",
+        "on_repeat": "keep_first",
+    }
+    config = {"sources": {"web": section}, "ingest": {"max_quarantined": 0.5}}
+    context = Context(tmp_path / "work", INGEST, emit=lambda event: None)
+    out = tmp_path / "documents"
+    counts = ingest.run({}, config, out, context).counts
+    losses = count_losses({}, out, {}, counts, context)
+    read = 2 * LEAST_DOCUMENTS + 2
+    assert [(*astuple(loss)[:4], len(loss.examples)) for loss in losses] == [
+        ("domain", "a.org", LEAST_DOCUMENTS, LEAST_DOCUMENTS, EXAMPLES),
+        ("domain", "b.org", LEAST_DOCUMENTS + 1, 1, 1),
+        ("source", "web", read, LEAST_DOCUMENTS + 2, EXAMPLES),
+    ]
+    assert losses[0].examples[0] == LostDocument("", "https://a.org/0")

@@ -22,7 +22,7 @@ from gristmill.dataprep.opt_outs.reservations import (
     site_reservation,
     training_preference,
 )
-from gristmill.dataprep.opt_outs.site_texts import Site, SiteTextError
+from gristmill.dataprep.opt_outs.site_texts import SiteTextError, site_text
 from gristmill.dataprep.readers.html import extract, with_resiliparse
 from gristmill.dataprep.readers.records import Input, Page, Reading, Record
 from gristmill.dataprep.readers.warc import read_warc
@@ -125,10 +125,13 @@ def test_page_precedes_site_in_tdm_reservations() -> None:
 
 
 def test_site_text_of_the_crawls_time() -> None:
-    site = Site({"robots_txt": [("2023-01", "old"), ("2024-01", "new")]})
+    texts = {("a.org", "robots_txt"): [("2023-01", "old"), ("2024-01", "new")]}
     dates = ["2022-05", "2023-05", "2024-05"]
-    assert [site.text("robots_txt", date) for date in dates] == ["old", "old", "new"]
-    assert site.text("ai_txt", "2024-05") is None
+    for host in ("a.org", "www.a.org"):
+        assert [site_text(texts, host, "robots_txt", date) for date in dates] == (
+            ["old", "old", "new"]
+        )
+    assert site_text(texts, "a.org", "ai_txt", "2024-05") is None
 
 
 PAGE = b"""<html><head>
