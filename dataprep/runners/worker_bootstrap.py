@@ -208,6 +208,7 @@ def serve_spark() -> None:
     if has_package(os.environ[DIGEST_VARIABLE]):
         # without a library the first job fails, with a message
         with suppress(ImportError):
+            importlib.import_module(f"{PACKAGE}.core.arrays").avoid_pandas()
             for name in PRELOADED:
                 importlib.import_module(name)
     # a garbage collection in a worker would copy the memory of what is imported

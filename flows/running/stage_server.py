@@ -32,6 +32,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gristmill.core.arrays import avoid_pandas
 from gristmill.core.files import DEFAULT_STORE, read_json
 from gristmill.core.processes import (
     STAGE_ENVIRONMENT,
@@ -262,6 +263,7 @@ def main(argv: list[str]) -> None:
     end_with_parent(signal.SIGKILL)
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        avoid_pandas()
         for name in FIRST:
             importlib.import_module(name)
     gc.freeze()
