@@ -10,7 +10,8 @@ that commands that only read documents do not import numba.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -25,6 +26,8 @@ EDIT_TYPE = pa.struct(
     [("begin", pa.int64()), ("end", pa.int64()), ("text", pa.string())]
 )
 EDITS_TYPE = pa.large_list(EDIT_TYPE)
+MOST_PAIRS = 1_000_000
+"""Maximum number of compared pairs of lines; a longer difference becomes one edit."""
 
 Edit = tuple[int, int, str]
 """Bytes `begin` up to `end` of the text, and their replacement (empty for a cut)."""
@@ -75,6 +78,40 @@ def edits_array(edits: Sequence[Sequence[Edit]]) -> pa.Array:
         pa.array(ends, pa.int64()),
         pa.array(texts, pa.string()),
         offsets_of(sizes),
+    )
+
+
+def derive_edits(before: str, after: str) -> Iterator[Edit]:
+    """Derive the edits, in bytes, from one text to another: of whole lines, ascending
+    and separated by equal lines.
+
+    Raises:
+        UnicodeEncodeError: a text cannot be encoded as UTF-8.
+    """
+    lines, new_lines = (
+        text.encode().splitlines(keepends=True) for text in (before, after)
+    )
+    head = _num_equal(lines, new_lines)
+    tail = _num_equal(lines[head:][::-1], new_lines[head:][::-1])
+    begin = sum(map(len, lines[:head]))
+    lines = lines[head : len(lines) - tail]
+    new_lines = new_lines[head : len(new_lines) - tail]
+    if len(lines) * len(new_lines) > MOST_PAIRS:
+        lines, new_lines = [b"".join(lines)], [b"".join(new_lines)]
+    places = np.cumsum([begin, *map(len, lines)]).tolist()
+    matcher = SequenceMatcher(None, lines, new_lines)
+    for kind, first, last, new_first, new_last in matcher.get_opcodes():
+        if kind != "equal":
+            text = b"".join(new_lines[new_first:new_last]).decode()
+            yield places[first], places[last], text
+
+
+def _num_equal(lines: Sequence[bytes], new_lines: Sequence[bytes]) -> int:
+    """Number of equal lines at the beginning of two texts."""
+    pairs = enumerate(zip(lines, new_lines, strict=False))
+    return next(
+        (number for number, (line, new_line) in pairs if line != new_line),
+        min(len(lines), len(new_lines)),
     )
 
 

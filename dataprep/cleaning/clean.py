@@ -66,8 +66,8 @@ SIZES = "bytes of "
 """Prefix of columns with the number of bytes that a rule removed or replaced; they are
 not stored.
 """
-EXAMPLES = "examples of personal data"
-"""Column with examples for the report (`masking.EXAMPLES_TYPE`); it is not stored."""
+FOUND = "personal data"
+"""Column with examples for the report (`masking.FOUND_TYPE`); it is not stored."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,7 @@ def clean_shard(
         if section.mask is None
         else find_personal_data(
             shard.judged_documents.filter(pa.array([not error for error in errors])),
-            measured,
-            measured.pop(EXAMPLES),
+            measured.pop(FOUND),
         )
     )
     counts = shard.write_measured(
@@ -233,7 +232,7 @@ def clean_texts(texts: pa.Array, section: Clean) -> Columns:
                 size.copy(),
             )
         if examples is not None:
-            columns[EXAMPLES] = examples
+            columns[FOUND] = examples
         if step.rules is lines_dclm.RULES:
             before = count_words(texts)
             removed = before - count_words(cleaned)

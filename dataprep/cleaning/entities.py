@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,6 +27,9 @@ OTHER_COMPONENTS = (
     "trainable_lemmatizer",
     "textcat",
     "textcat_multilabel",
+    "spancat",
+    "spancat_singlelabel",
+    "entity_linker",
 )
 """Components of published pipelines that recognise no entities
 (spacy.io/usage/processing-pipelines).
@@ -57,17 +61,12 @@ def check_labels(section: Entities) -> None:
         NoPipelineError: it does not, or the folder has no pipeline.
     """
     pipeline = load_pipeline(section.path)
-    known = {
-        label
-        for name, labels in pipeline.pipe_labels.items()
-        if "ents" in "".join(pipeline.get_pipe_meta(name).assigns)
-        for label in labels
-    }
+    known = sorted({*chain(*pipeline.pipe_labels.values())})
     for label in section.labels:
         if label not in known:
             raise NoPipelineError(
                 f"{section.path} has no label {label}; it has "
-                f"{', '.join(sorted(known)) or 'none'}"
+                f"{', '.join(known) or 'none'}"
             )
 
 
@@ -78,17 +77,15 @@ def find_entities(
     disjoint.
     """
     pipeline = load_pipeline(section.path)
-    wanted = frozenset(section.labels)
-    found: list[Sequence[tuple[int, int, str]]] = []
-    for doc in pipeline.pipe(texts.to_pylist(), batch_size=TEXTS_AT_A_TIME):
-        spans, chars, num_bytes = [], 0, 0
-        for entity in doc.ents:
-            if entity.label_ not in wanted:
-                continue
-            # bytes up to here, from the end of the entity before
-            num_bytes += len(doc.text[chars : entity.start_char].encode())
-            begin, chars = num_bytes, entity.end_char
-            num_bytes += len(entity.text.encode())
-            spans.append((begin, num_bytes, entity.label_.lower()))
-        found.append(spans)
-    return found
+    return [
+        [
+            (
+                len(doc.text[: entity.start_char].encode()),
+                len(doc.text[: entity.end_char].encode()),
+                entity.label_.lower(),
+            )
+            for entity in doc.ents
+            if entity.label_ in section.labels
+        ]
+        for doc in pipeline.pipe(texts.to_pylist(), batch_size=TEXTS_AT_A_TIME)
+    ]

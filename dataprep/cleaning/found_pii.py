@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from operator import itemgetter
 
-import numpy as np
 import pyarrow as pa
 from typing_extensions import TypedDict
 
 EXAMPLES_SHOWN = 5
 """Examples of a source and kind."""
-COUNTS_PREFIX = "clean_mask_"
-"""Prefix of columns with the masked values of a kind."""
 
 
 class PiiExample(TypedDict):
@@ -44,61 +42,43 @@ class PersonalData(TypedDict):
     examples: list[PiiExample]
 
 
-def find_personal_data(
-    documents: pa.Table, measured: Mapping[str, np.ndarray], examples: pa.Array
-) -> list[PersonalData]:
+def find_personal_data(documents: pa.Table, found: pa.Array) -> list[PersonalData]:
     """Values by source and kind in n documents.
 
     Args:
         documents: with `id` and `source`.
-        measured: `clean_mask_<kind>` -> values of the kind in each document.
-        examples: of each document (`masking.EXAMPLES_TYPE`).
+        found: of each document (`masking.FOUND_TYPE`).
     """
-    sources = np.array(documents["source"].to_pylist(), object)
     rows: list[PersonalData] = []
-    for column, values in measured.items():
-        kind = column.removeprefix(COUNTS_PREFIX)
-        if kind == column:
-            continue
-        for source in sorted(set(sources[values > 0])):
-            chosen = np.flatnonzero((values > 0) & (sources == source))
-            shown: list[PiiExample] = [
-                {
-                    "id": documents["id"][row].as_py().hex(),
-                    "before": example["before"],
-                    "value": example["value"],
-                    "after": example["after"],
-                }
-                for row in chosen.tolist()
-                for example in examples[row].as_py()
-                if example["kind"] == kind
-            ]
-            rows.append(
-                {
-                    "source": source,
-                    "kind": kind,
-                    "documents": len(chosen),
-                    "values": int(values[chosen].sum()),
-                    "examples": _first(shown),
-                }
-            )
-    return rows
+    for document, kinds in zip(
+        documents.select(["id", "source"]).to_pylist(), found.to_pylist(), strict=True
+    ):
+        name = document["id"].hex()
+        rows += [
+            {
+                "source": document["source"],
+                "kind": of_kind["kind"],
+                "documents": 1,
+                "values": of_kind["values"],
+                "examples": [{"id": name, **shown} for shown in of_kind["examples"]],
+            }
+            for of_kind in kinds
+        ]
+    return add_personal_data(rows)
 
 
 def add_personal_data(rows: Iterable[PersonalData]) -> list[PersonalData]:
     """Add rows of the same source and kind; the result does not depend on shards."""
     total: dict[tuple[str, str], PersonalData] = {}
     for row in rows:
-        known = total.setdefault(
-            (row["source"], row["kind"]),
-            {**row, "documents": 0, "values": 0, "examples": []},
-        )
-        known["documents"] += row["documents"]
-        known["values"] += row["values"]
-        known["examples"] = _first([*known["examples"], *row["examples"]])
+        key = row["source"], row["kind"]
+        if key not in total:
+            total[key] = row
+            continue
+        total[key]["documents"] += row["documents"]
+        total[key]["values"] += row["values"]
+        # the smallest ids, and those of one document in its order
+        total[key]["examples"] = sorted(
+            total[key]["examples"] + row["examples"], key=itemgetter("id")
+        )[:EXAMPLES_SHOWN]
     return [total[key] for key in sorted(total)]
-
-
-def _first(examples: list[PiiExample]) -> list[PiiExample]:
-    """The examples of the smallest ids, and of one document in its order."""
-    return sorted(examples, key=lambda example: example["id"])[:EXAMPLES_SHOWN]

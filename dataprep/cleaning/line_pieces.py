@@ -20,7 +20,6 @@ from gristmill.dataprep.text.unicode_tables import (
     SPACE,
     decode,
     flag_code_points,
-    lower_case,
 )
 
 UPPER = np.uint8(1)
@@ -29,11 +28,6 @@ DIGIT = np.uint8(2)
 """Flag: `str.isdigit()`."""
 DECIMAL = np.uint8(4)
 """Flag: `str.isdecimal()`; `\\d` in a regular expression."""
-
-ALIKE = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
-"""Non-ASCII code points that match an ASCII letter in a case-insensitive pattern
-(documentation of `re`).
-"""
 
 
 @lru_cache(maxsize=1)
@@ -45,17 +39,6 @@ def character_classes() -> Flags:
         (DECIMAL, np.strings.isdecimal),
     )
     return flag_code_points(np.uint8, predicates, ())
-
-
-@lru_cache(maxsize=1)
-def ignored_case() -> np.ndarray:
-    """Table of code points for comparing with ASCII letters, ignoring case: uint32 of
-    shape (CODE_POINTS,).
-    """
-    table = lower_case().copy()
-    for code, letter in ALIKE.items():
-        table[code] = ord(letter)
-    return table
 
 
 BEGIN, END, NEW_LINE = 0, 1, 2

@@ -27,8 +27,13 @@ before. DCLM removes URLs and caps newlines before these steps; here URLs stay, 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.dataprep.cleaning.line_pieces import (
     BEGIN,
@@ -37,7 +42,6 @@ from gristmill.dataprep.cleaning.line_pieces import (
     END,
     UPPER,
     character_classes,
-    ignored_case,
     line_words,
     new_rows,
     push,
@@ -45,15 +49,21 @@ from gristmill.dataprep.cleaning.line_pieces import (
     rows_array,
     strip_pieces,
 )
-from gristmill.dataprep.edits import RuleEdits, apply_edits, then
+from gristmill.dataprep.edits import (
+    Edit,
+    RuleEdits,
+    apply_edits,
+    derive_edits,
+    edits_array,
+    then,
+)
 from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
-from gristmill.dataprep.text.spans import NEWLINE, skip_to_newlines
+from gristmill.dataprep.text.spans import skip_to_newlines
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
     WORD,
     code_point_flags,
     decode,
-    decode_before,
     lower_case,
     skip_flagged,
 )
@@ -72,14 +82,18 @@ RULES = (
     "dclm_substrings",
 )
 UPPERCASE, DIGITS, COUNTERS, FEW_WORDS, SUBSTRINGS = range(len(RULES))
-ANYWHERE, AT_END, AT_BEGIN = range(3)
-SUBSTRING_STEPS = (
-    (ANYWHERE, "items in cart"),
-    (AT_END, "read more"),
-    (AT_BEGIN, "sign-in"),
+CUT_SUBSTRINGS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (r"\s?items in cart", r"\s?read more...$", r"^sign-in\s?")
 )
-WILD_CHARACTERS = 3
-"""Arbitrary characters after the phrase that closes a line."""
+BLANKS = r"\t\x0b-\r \pZ\x1c-\x1f\x{85}"
+MAY_CUT = (
+    rf"(?i)^[\n{BLANKS}]|[\n{BLANKS}]$|\n[{BLANKS}]+\n"
+    r"|.tems .n cart|read more|s.gn-.n"
+)
+"""Pattern of RE2 for texts that substrings or whitespace are cut from. It has `.` for
+an `i`, which other letters match in Python.
+"""
 NEVER = 2.0
 """Ratio that no line exceeds."""
 
@@ -105,20 +119,16 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
         options.min_words,
     )
     edits = rows_array(rows, firsts)
-    for position, phrase in SUBSTRING_STEPS if options.substrings else ():
-        data, offsets = text_buffers(apply_edits(texts, edits))
-        rows, firsts = _cut_substrings(
-            data,
-            offsets,
-            code_point_flags(),
-            ignored_case(),
-            options.max_substring_words,
-            position,
-            np.frombuffer(phrase.encode(), np.uint8),
-            counts,
-            sizes,
-        )
-        edits = then(edits, rows_array(rows, firsts))
+    if options.substrings:
+        lines = apply_edits(texts, edits)
+        cuts: list[Sequence[Edit]] = [()] * len(lines)
+        for row in np.flatnonzero(pc.match_substring_regex(lines, MAY_CUT)).tolist():
+            text = lines[row].as_py()
+            cut, counts[row, SUBSTRINGS], sizes[row, SUBSTRINGS] = _cut_substrings(
+                text, options.max_substring_words
+            )
+            cuts[row] = [*derive_edits(text, cut)]
+        edits = then(edits, edits_array(cuts))
     return RuleEdits(edits, counts, sizes)
 
 
@@ -292,124 +302,25 @@ def after_phrase(
     return at
 
 
-@kernel
-def _cut_substrings(
-    data: Bytes,
-    offsets: Offsets,
-    flags: Flags,
-    table: np.ndarray,
-    most_words: int,
-    place: int,
-    phrase: np.ndarray,
-    counts: np.ndarray,
-    sizes: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    number = len(offsets) - 1
-    edits = new_rows()
-    edit_count = 0
-    firsts = np.zeros(number + 1, np.int64)
-    pieces = new_rows()
-    for text in range(number):
-        begin = offsets[text]
-        piece_count = 0
-        while True:
-            end = skip_to_newlines(data, begin, offsets[text + 1], 1)
-            first_piece = piece_count
-            removed_bytes = 0
-            pieces = push(pieces, piece_count, begin, end, 1)
-            piece_count += 1
-            line = pieces[first_piece:piece_count]
-            if (
-                end - begin >= len(phrase)
-                and line_words(data, line, flags, most_words + 1) <= most_words
-            ):
-                pieces, piece_count, removed_bytes = _push_without(
-                    pieces, first_piece, data, begin, end, flags, table, place, phrase
-                )
-                line = pieces[first_piece:piece_count]
-            if begin < end and line_words(data, line, flags, 1) == 0:
-                piece_count = first_piece
-                removed_bytes = end - begin
-            counts[text, SUBSTRINGS] += removed_bytes > 0
-            sizes[text, SUBSTRINGS] += removed_bytes
-            if end == offsets[text + 1]:
-                break
-            begin = end + 1
-        first, last = strip_pieces(data, pieces, 0, piece_count, flags)
-        edits, edit_count = push_edits(
-            edits,
-            edit_count,
-            data,
-            offsets[text],
-            offsets[text + 1],
-            pieces,
-            first,
-            last,
-        )
-        firsts[text + 1] = edit_count
-    return edits[:edit_count], firsts
-
-
-@kernel
-def _push_without(
-    pieces: np.ndarray,
-    count: int,
-    data: Bytes,
-    begin: int,
-    end: int,
-    flags: Flags,
-    table: np.ndarray,
-    place: int,
-    phrase: np.ndarray,
-) -> tuple[np.ndarray, int, int]:
-    """Add a line without the phrase; return also the number of removed bytes."""
-    if place == AT_BEGIN:
-        stop = after_phrase(data, begin, end, table, phrase)
-        if stop == 0:
-            return push(pieces, count, begin, end, 1), count + 1, 0
-        if stop < end:
-            code, width = decode(data, stop)
-            stop += width if flags[code] & SPACE else 0
-        return push(pieces, count, stop, end, 1), count + 1, stop - begin
-    if place == AT_END:
-        at, missing = end, len(phrase) + WILD_CHARACTERS
-        while at > begin and missing > 0:
-            _, at = decode_before(data, at)
-            missing -= 1
-        if missing > 0 or after_phrase(data, at, end, table, phrase) == 0:
-            return push(pieces, count, begin, end, 1), count + 1, 0
-        at = _before_space(data, begin, at, flags)
-        return push(pieces, count, begin, at, 1), count + 1, end - at
-    is_line_begin = 1
-    at = begin
-    removed_bytes = 0
-    while at < end:
-        code, width = decode(data, at)
-        stop = 0
-        if table[code] == phrase[0]:
-            stop = after_phrase(data, at, end, table, phrase)
-        if stop:
-            cut = _before_space(data, begin, at, flags)
-            pieces = push(pieces, count, begin, cut, is_line_begin)
-            count = count + 1
-            is_line_begin = 0
-            removed_bytes = removed_bytes + stop - cut
-            begin = stop
-            at = stop
-        else:
-            at += width
-    return push(pieces, count, begin, end, is_line_begin), count + 1, removed_bytes
-
-
-@kernel
-def _before_space(data: Bytes, begin: int, at: int, flags: Flags) -> int:
-    """Start of the whitespace character before a byte; the byte itself if there is
-    none.
+def _cut_substrings(text: str, most_words: int) -> tuple[str, int, int]:
+    """A text without SUBSTRINGS, its number of changed or removed lines, and their
+    removed bytes.
     """
-    if at == begin:
-        return at
-    code, place = decode_before(data, at)
-    return place if flags[code] & SPACE else at
+    num_changed = num_bytes = 0
+    for substring in CUT_SUBSTRINGS:
+        lines = []
+        for line in text.split("\n"):
+            is_short = len(line.split()) <= most_words
+            cut = substring.sub("", line) if is_short else line
+            if line and not cut.strip():
+                num_bytes += len(line.encode())
+                num_changed += 1
+                continue
+            num_bytes += len(line.encode()) - len(cut.encode())
+            num_changed += cut != line
+            lines.append(cut)
+        text = "\n".join(lines).strip()
+    return text, num_changed, num_bytes
 
 
 def cap_newlines(texts: pa.Array, most: int) -> RuleEdits:
@@ -420,39 +331,12 @@ def cap_newlines(texts: pa.Array, most: int) -> RuleEdits:
         edits (EDITS_TYPE); per text the number of cut runs, and their bytes: two int64
         arrays of shape (n,).
     """
-    rows, firsts, sizes = _long_runs(*text_buffers(texts), most)
-    return RuleEdits(rows_array(rows, firsts), np.diff(firsts), sizes)
-
-
-@kernel
-def _long_runs(
-    data: Bytes, offsets: Offsets, most: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    number = len(offsets) - 1
-    firsts = np.zeros(number + 1, np.int64)
-    sizes = np.zeros(number, np.int64)
-    rows = new_rows()
-    count = 0
-    for text in range(number):
-        begin = offsets[text]
-        end = offsets[text + 1]
-        run = 0
-        run_end = begin
-        for position in range(begin, end):
-            if data[position] != NEWLINE:
-                continue
-            line_end = (
-                position - 1
-                if position > begin and data[position - 1] == 0x0D
-                else position
-            )
-            run = run + 1 if line_end == run_end else 1
-            run_end = position + 1
-            if run == most + 1:
-                rows = push(rows, count, line_end - begin, run_end - begin, 0)
-                count += 1
-            if run > most:
-                rows[count - 1, END] = run_end - begin
-                sizes[text] += run_end - line_end
-        firsts[text + 1] = count
-    return rows[:count], firsts, sizes
+    data, offsets = text_buffers(texts)
+    long_run = re.compile(rb"\n(?:\r?\n){%d}((?:\r?\n)+)" % (most - 1))
+    cuts: list[list[Edit]] = []
+    for begin, end in pairwise(offsets.tolist()):
+        runs = long_run.finditer(data[begin:end].tobytes())
+        cuts.append([(*run.span(1), "") for run in runs])
+    counts = np.array([*map(len, cuts)], np.int64)
+    sizes = [sum(last - first for first, last, _ in text_cuts) for text_cuts in cuts]
+    return RuleEdits(edits_array(cuts), counts, np.array(sizes, np.int64))

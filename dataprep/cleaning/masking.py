@@ -29,7 +29,6 @@ from gristmill.dataprep.cleaning.entities import find_entities
 from gristmill.dataprep.cleaning.pii import (
     KINDS,
     MATCHERS,
-    digits_of,
     find_anchors,
 )
 from gristmill.dataprep.edits import Edit, RuleEdits, edits_array
@@ -38,6 +37,13 @@ from gristmill.mixtures.steps.clean import Mask
 
 DOCUMENTATION_NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 """RFC 5737: TEST-NET-1 to 3; 254 hosts each."""
+PLACEHOLDERS = {
+    "email": ("user{:04d}@example.com", 10_000),
+    "phone": ("202-555-01{:02d}", 100),
+    "iban": ("XX00 0000 0000 {:04d}", 10_000),
+    "card": ("0000 0000 0000 {:04d}", 10_000),
+}
+"""Kind -> form of its placeholders, and their number."""
 
 Found = tuple[int, int, str]
 """Start and end of a byte range in a text, and its kind: a PiiKind, or a label of
@@ -47,36 +53,31 @@ EXAMPLES_PER_DOCUMENT = 3
 """Largest number of examples of a kind in one document."""
 CONTEXT_CHARACTERS = 60
 """Characters on each side of an example."""
-EXAMPLES_TYPE = pa.list_(
-    pa.struct([(name, pa.string()) for name in ("kind", "before", "value", "after")])
+EXAMPLE_TYPE = pa.struct(dict.fromkeys(("before", "value", "after"), pa.string()))
+FOUND_TYPE = pa.list_(
+    pa.struct(
+        {"kind": pa.string(), "values": pa.int64(), "examples": pa.list_(EXAMPLE_TYPE)}
+    )
 )
 
 
 def mask(texts: pa.Array, options: Mask) -> RuleEdits:
     """Edits that replace the personal data of n texts, by the kinds of `kinds`, with
-    examples (EXAMPLES_TYPE).
+    examples (FOUND_TYPE).
     """
     data, offsets = text_buffers(texts)
     is_masked = np.array([kind in options.kinds for kind in KINDS], bool)
     rows, firsts = find_anchors(data, offsets, is_masked)
     anchors = rows[:, :2].tolist()
-    bounds = firsts.tolist()
-    names = kinds(options)
     entities = find_entities(texts, options.entities) if options.entities else None
-    edits: list[Sequence[Edit]] = []
-    examples: list[list[dict[str, str]]] = []
-    counts = np.zeros((len(texts), len(names)), np.int64)
-    sizes = np.zeros((len(texts), len(names)), np.int64)
+    names = kinds(options)
+    edits: list[list[Edit]] = []
+    found: list[list[dict[str, object]]] = []
+    counts, sizes = np.zeros((2, len(texts), len(names)), np.int64)
     for number in range(len(texts)):
-        text_anchors = anchors[bounds[number] : bounds[number + 1]]
-        text_entities = entities[number] if entities else ()
-        if not text_anchors and not text_entities:
-            edits.append(())
-            examples.append([])
-            continue
         text = data[offsets[number] : offsets[number + 1]].tobytes()
-        spans = find_pii(text, text_anchors)
-        for entity in text_entities:
+        spans = find_pii(text, anchors[firsts[number] : firsts[number + 1]])
+        for entity in entities[number] if entities else ():
             insert_disjoint(spans, entity)
         edits.append(
             [
@@ -84,13 +85,11 @@ def mask(texts: pa.Array, options: Mask) -> RuleEdits:
                 for begin, end, kind in spans
             ]
         )
-        examples.append(show_examples(text, spans, edits[-1], options.show_values))
+        found.append(show_examples(text, spans, edits[-1], options.show_values))
         for begin, end, kind in spans:
             counts[number, names.index(kind)] += 1
             sizes[number, names.index(kind)] += end - begin
-    return RuleEdits(
-        edits_array(edits), counts, sizes, pa.array(examples, EXAMPLES_TYPE)
-    )
+    return RuleEdits(edits_array(edits), counts, sizes, pa.array(found, FOUND_TYPE))
 
 
 def kinds(options: Mask) -> tuple[str, ...]:
@@ -109,38 +108,45 @@ def rules(options: Mask) -> tuple[str, ...]:
 
 def show_examples(
     text: bytes, spans: Sequence[Found], edits: Sequence[Edit], show_values: bool
-) -> list[dict[str, str]]:
-    """Some values of a text for people who look for false alarms, each between masked
-    text.
+) -> list[dict[str, object]]:
+    """Number of a text's values by kind, and some of them for people who look for false
+    alarms, each between masked text.
 
     Args:
         text: UTF-8.
         spans, edits: of all values, and their replacements.
         show_values: True for the values themselves, not their shape.
     """
-    pieces, end = [], 0
-    for begin, next_end, new in edits:
-        pieces += [text[end:begin].decode(), new]
-        end = next_end
-    pieces.append(text[end:].decode())
-    shown: dict[str, int] = {}
-    examples = []
-    for number, (begin, end, kind) in enumerate(spans):
-        shown[kind] = shown.get(kind, 0) + 1
-        if shown[kind] > EXAMPLES_PER_DOCUMENT:
-            continue
+    if not spans:
+        return []
+    pieces, last_end = [], 0
+    for begin, end, new in edits:
+        pieces += [text[last_end:begin].decode(), new]
+        last_end = end
+    pieces.append(text[last_end:].decode())
+    numbers: dict[str, list[int]] = {}
+    for number, (*_, kind) in enumerate(spans):
+        numbers.setdefault(kind, []).append(number)
+
+    def example(number: int) -> dict[str, str]:
+        begin, end, _ = spans[number]
         value = text[begin:end].decode()
         before = "".join(pieces[max(0, 2 * number - 2) : 2 * number + 1])
         after = "".join(pieces[2 * number + 2 : 2 * number + 5])
-        examples.append(
-            {
-                "kind": kind,
-                "before": before[-CONTEXT_CHARACTERS:],
-                "value": value if show_values else shape_of(value),
-                "after": after[:CONTEXT_CHARACTERS],
-            }
-        )
-    return examples
+        return {
+            "before": before[-CONTEXT_CHARACTERS:],
+            "value": value if show_values else shape_of(value),
+            "after": after[:CONTEXT_CHARACTERS],
+        }
+
+    return [
+        {
+            "kind": kind,
+            "values": len(of_kind),
+            "examples": [example(number) for number in of_kind[:EXAMPLES_PER_DOCUMENT]],
+        }
+        for kind, of_kind in numbers.items()
+    ]
 
 
 def shape_of(value: str) -> str:
@@ -180,36 +186,28 @@ def insert_disjoint(accepted: list[Found], span: Found) -> None:
 
 def replacement(value: bytes, kind: str, style: Literal["placeholder", "tag"]) -> str:
     """Replacement of a value."""
-    return (
-        f"<{kind.upper()}>"
-        if style == "tag"
-        else placeholder(value.decode("utf-8"), kind)
-    )
+    return f"<{kind.upper()}>" if style == "tag" else placeholder(value.decode(), kind)
 
 
 def placeholder(value: str, kind: str) -> str:
     """Unassigned value of the same kind, chosen by a hash of the value that ignores its
     spelling.
     """
-    if kind not in KINDS:
-        return f"{kind.upper()}{_choose(' '.join(value.split()), kind, 10_000):04d}"
-    if kind == "email":
-        return f"user{_choose(value.lower(), kind, 10_000):04d}@example.com"
     if kind == "ip":
         address = ip_address(value)
         if address.version == 6:
             return f"2001:db8::{_choose(address.exploded, kind, 0xFFFF) + 1:x}"
-        network, host = divmod(
-            _choose(address.exploded, kind, 254 * len(DOCUMENTATION_NETWORKS)), 254
-        )
+        choices = 254 * len(DOCUMENTATION_NETWORKS)
+        network, host = divmod(_choose(address.exploded, kind, choices), 254)
         return f"{DOCUMENTATION_NETWORKS[network]}.{host + 1}"
-    if kind == "iban":
-        compact = "".join(filter(str.isalnum, value))
-        return f"XX00 0000 0000 {_choose(compact, kind, 10_000):04d}"
-    digits = digits_of(value.encode()).decode()
-    if kind == "phone":
-        return f"202-555-01{_choose(digits, kind, 100):02d}"
-    return f"0000 0000 0000 {_choose(digits, kind, 10_000):04d}"
+    if kind == "email":
+        value = value.lower()
+    elif kind in PLACEHOLDERS:
+        value = re.sub("[^0-9A-Z]", "", value)
+    else:
+        value = " ".join(value.split())
+    form, choices = PLACEHOLDERS.get(kind, (f"{kind.upper()}{{:04d}}", 10_000))
+    return form.format(_choose(value, kind, choices))
 
 
 def _choose(value: str, kind: str, choices: int) -> int:

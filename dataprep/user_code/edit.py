@@ -8,9 +8,8 @@ and `explain` shows the changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,13 @@ import pyarrow as pa
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, add_counts, balance
 from gristmill.dataprep.documents import Inputs, Remarks
-from gristmill.dataprep.edits import EDITS, Applications, Edit, edits_array
+from gristmill.dataprep.edits import (
+    EDITS,
+    Applications,
+    Edit,
+    derive_edits,
+    edits_array,
+)
 from gristmill.dataprep.runners.tasks import (
     Done,
     ShardTask,
@@ -46,8 +51,6 @@ from gristmill.mixtures.steps.own_steps import Edit as EditStep
 
 EMPTY = "edit/empty"
 REMOVED, ADDED = "bytes_removed", "bytes_added"
-MOST_PAIRS = 1_000_000
-"""Maximum number of compared pairs of lines; a longer difference becomes one edit."""
 MOST_GROWTH_CHARACTERS = 10_000_000
 """Maximum growth of a text by a function."""
 
@@ -255,37 +258,3 @@ def compare_texts(
             # half of a surrogate pair, or a document that is not UTF-8
             all_errors[row] = f"{type(error).__name__}: {error}"
     return edits, all_errors
-
-
-def derive_edits(before: str, after: str) -> Iterator[Edit]:
-    """Derive the edits, in bytes, from one text to another: of whole lines, ascending
-    and separated by equal lines.
-
-    Raises:
-        UnicodeEncodeError: a text cannot be encoded as UTF-8.
-    """
-    lines, new_lines = (
-        text.encode().splitlines(keepends=True) for text in (before, after)
-    )
-    head = _num_equal(lines, new_lines)
-    tail = _num_equal(lines[head:][::-1], new_lines[head:][::-1])
-    begin = sum(map(len, lines[:head]))
-    lines = lines[head : len(lines) - tail]
-    new_lines = new_lines[head : len(new_lines) - tail]
-    if len(lines) * len(new_lines) > MOST_PAIRS:
-        lines, new_lines = [b"".join(lines)], [b"".join(new_lines)]
-    places = np.cumsum([begin, *map(len, lines)]).tolist()
-    matcher = SequenceMatcher(None, lines, new_lines)
-    for kind, first, last, new_first, new_last in matcher.get_opcodes():
-        if kind != "equal":
-            text = b"".join(new_lines[new_first:new_last]).decode()
-            yield places[first], places[last], text
-
-
-def _num_equal(lines: Sequence[bytes], new_lines: Sequence[bytes]) -> int:
-    """Number of equal lines at the beginning of two texts."""
-    pairs = enumerate(zip(lines, new_lines, strict=False))
-    return next(
-        (number for number, (line, new_line) in pairs if line != new_line),
-        min(len(lines), len(new_lines)),
-    )

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents
-from gristmill.dataprep.edits import apply_edits, edits_array
+from gristmill.dataprep.edits import apply_edits, derive_edits, edits_array
 from gristmill.dataprep.user_code import edit
-from gristmill.dataprep.user_code.edit import derive_edits
 from gristmill.mixtures.user_code import OwnCodeError, OwnFunction, take_code
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
