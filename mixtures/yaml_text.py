@@ -5,6 +5,7 @@ mistakes.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ walks over the values walks over all of them.
 """
 
 
+FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 MOST_DIGITS = 100
 """Most digits of a number: no setting needs more, and Python does not parse integers of
 more than 4,300 (CVE-2020-10735).
@@ -153,6 +155,18 @@ def join_first(entries: Sequence[object], most: int = 8) -> str:
     listing = ", ".join(map(str, entries[:most]))
     num_hidden = len(entries) - most
     return f"{listing} and {num_hidden:,} more" if num_hidden > 0 else listing
+
+
+def front_matter(markdown: str) -> dict[str, Any]:
+    """Return the values at the top of a Markdown file, such as a card of the Hugging
+    Face Hub; empty if it has none.
+
+    Raises:
+        yaml.YAMLError: see `parse_yaml`.
+    """
+    header = FRONT_MATTER.match(markdown)
+    values = parse_yaml(header[1]) if header else None
+    return values if isinstance(values, dict) else {}
 
 
 def read_yaml(path: Path) -> Any:

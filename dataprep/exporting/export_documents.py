@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, TypedDict, cast
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -459,20 +459,13 @@ def _write_json_lines(
 ) -> None:
     import zstandard
 
-    encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
     with zstandard.ZstdCompressor().stream_writer(
         cast(IO[bytes], sink), closefd=False
     ) as compressed:
         for piece in pieces:
-            # JSON cannot represent non-finite numbers
-            for index, field in enumerate(piece.schema):
-                if pa.types.is_floating(field.type):
-                    values = piece[field.name]
-                    missing = pa.scalar(None, field.type)
-                    finite = pc.if_else(pc.is_finite(values), values, missing)
-                    piece = piece.set_column(index, field, finite)
             for row in piece.to_pylist():
-                compressed.write(encode(row).encode() + b"\n")
+                # NaN and infinities, which JSON does not have, become null
+                compressed.write(orjson.dumps(row, str, orjson.OPT_APPEND_NEWLINE))
 
 
 def _exported(

@@ -21,6 +21,7 @@ import yaml
 from gristmill.dataprep.licences.statements import Statement, join
 from gristmill.dataprep.readers.records import field_of
 from gristmill.mixtures.spdx import spdx_of
+from gristmill.mixtures.yaml_text import front_matter
 
 MAX_BYTES = 200_000
 """Largest file that is looked at; the GNU GPL has 35 kB."""
@@ -31,7 +32,6 @@ LEAST_SIMILARITY = 0.9
 _LICENCE_FILE = re.compile(r"(licen[cs]e|copying|unlicense)\b", re.IGNORECASE)
 _COPYRIGHT = re.compile(r"^\W*(copyright|©|\(c\)).*$", re.IGNORECASE | re.MULTILINE)
 _WORD = re.compile(r"\w+")
-_FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 PACKAGE_FILES = {
     "pyproject.toml": "project.license project.license.text tool.poetry.license",
     "Cargo.toml": "package.license",
@@ -96,8 +96,7 @@ def package_fields(name: str, text: str) -> Mapping[str, Any]:
             case "json":
                 fields = json.loads(text)
             case "md":  # with a header, as data sets of the Hugging Face Hub have it
-                header = _FRONT_MATTER.match(text)
-                fields = yaml.safe_load(header[1]) if header else {}
+                fields = front_matter(text)
             case _:
                 message = message_from_string(text)
                 licences = [

@@ -38,7 +38,6 @@ class LicensedShard(Counted):
     """Result of judging a shard; see `LicenceSummary`."""
 
     licences: dict[str, int]
-    licences_kept: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,11 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LicenceS
         partial(judge_shard, inputs=inputs, section=section, out=out),
         context,
     )
+    licences = add_counts(result["licences"] for result in results)
     return LicenceSummary(
         balance(results, section.max_quarantined, context.stage, errors=out),
-        add_counts(result["licences"] for result in results),
-        add_counts(result["licences_kept"] for result in results),
+        licences,
+        {name: licences[name] for name in licences if verdict(section, name) is None},
     )
 
 
@@ -93,20 +93,11 @@ def judge_shard(
         shard.judged_documents.select(columns[1:]),
         partial(measure, section.stated or {}),
     )
-    documents = dict(sorted(Counter[str](measured[SPDX]).items()))
-    reasons = {expression: verdict(section, expression) for expression in documents}
+    licences = dict(sorted(Counter[str](measured[SPDX]).items()))
+    reasons = {expression: verdict(section, expression) for expression in licences}
     verdicts = [reasons[expression] for expression in measured[SPDX]]
     counts = shard.write_measured(out / task.name, verdicts, measured, errors)
-    result: LicensedShard = {
-        "counts": counts,
-        "licences": documents,
-        "licences_kept": {
-            expression: number
-            for expression, number in documents.items()
-            if reasons[expression] is None
-        },
-    }
-    return Done([out / task.name], result)
+    return Done([out / task.name], {"counts": counts, "licences": licences})
 
 
 def measure(

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from gristmill.dataprep.readers.records import Fields
+from gristmill.dataprep.readers.records import Fields, one_line
 from gristmill.dataprep.readers.sources import DatasetError, DatasetFolder
 
 DEFAULT_SPLIT = "train"
@@ -24,7 +24,6 @@ _ALIASES = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 """Words in file names that mean a split (datasets, data_files.py: SPLIT_KEYWORDS)."""
-_FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 
 
 class NoSplitError(DatasetError):
@@ -112,17 +111,15 @@ def _card_patterns(folder: DatasetFolder) -> dict[str, list[str]] | None:
         return None
     import yaml
 
-    from gristmill.mixtures.yaml_text import parse_yaml
+    from gristmill.mixtures.yaml_text import front_matter
 
-    front = _FRONT_MATTER.match(folder.read("README.md").decode("utf-8", "replace"))
     try:
-        card = parse_yaml(front.group(1)) if front else None
+        card = front_matter(folder.read("README.md").decode("utf-8", "replace"))
     except yaml.YAMLError as error:
         raise NoSplitError(
-            "is damaged: the top of README.md is no YAML: "
-            f"{' '.join(str(error).split())}"
+            f"is damaged: the top of README.md is no YAML: {one_line(error)}"
         ) from error
-    configs = card.get("configs") if isinstance(card, dict) else None
+    configs = card.get("configs")
     if not configs:
         return None
     try:
