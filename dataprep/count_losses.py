@@ -184,8 +184,8 @@ def add_tallies(
             database.executemany("INSERT INTO tallies VALUES (?, ?, ?, ?, ?, ?)", rows)
         groups = database.execute(_LARGEST, [json.dumps(intended)]).fetchall()
     losses = []
-    for *group, examples in groups:
+    for column, group, read, dropped, reason, examples in groups:
         lines = sorted(examples.split(BETWEEN))[:EXAMPLES]
         lost = [LostDocument(*line.split(" ", 1)) for line in lines]
-        losses.append(GroupLoss(*group, lost))
+        losses.append(GroupLoss(column, group, read, dropped, reason, lost))
     return losses

@@ -24,4 +24,5 @@ def rules(
 
 
 def _is_reserved(name: str, is_on: bool, columns: Columns) -> np.ndarray:
-    return is_on & np.not_equal(columns[name], None)
+    reserved: np.ndarray = columns[name] != None  # noqa: E711 - elementwise
+    return reserved & is_on

@@ -88,28 +88,24 @@ def warc_texts(item: Input) -> Iterator[dict[str, str]]:
             parts = urlsplit(metadata.get("url", ""))
             kind, date = PATHS.get(parts.path), metadata.get("date", "")
             if kind is not None and parts.hostname:
-                text = {"kind": kind, "date": date, "text": record.text}
-                yield {"host": parts.hostname, **text}
+                text = {"date": date, "text": record.text}
+                yield {"host": parts.hostname, "kind": kind, **text}
 
 
 def table_texts(name: str, path: Path) -> Iterator[dict[str, str]]:
     """Yield the texts of sites in a table, by its columns."""
     for item in read_items(name, path):
-        kinds = [kind for kind in KINDS if kind in item]
-        if "host" not in item or not kinds:
+        texts = {kind: item[kind] for kind in KINDS if kind in item}
+        if "host" not in item or not texts:
             raise SiteTextError(
                 f"{path}: the columns are {', '.join(item)}; a table of sites has "
                 f"`host` and at least one of {', '.join(KINDS)}"
             )
-        site = {
-            "host": str(item["host"]).strip().lower(),
-            "date": str(item.get("date") or ""),
-        }
-        for kind in kinds:
-            if text := item[kind]:
-                is_json = not isinstance(text, str)  # JSON inside JSON
-                text = json.dumps(text) if is_json else text
-                yield {**site, "kind": kind, "text": text}
+        host, date = str(item["host"]).strip().lower(), str(item.get("date") or "")
+        for kind, text in texts.items():
+            if text:
+                text = text if isinstance(text, str) else json.dumps(text)
+                yield {"host": host, "kind": kind, "date": date, "text": text}
 
 
 def read_site_texts(tables: Sequence[Path], hosts: Collection[str]) -> SiteTexts:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from string import hexdigits
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,6 @@ from gristmill.core.arrays import Column
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.corpus import Corpus, urls_of
 from gristmill.dataprep.documents import (
-    ID_BYTES,
     Inputs,
     read_documents,
     shard_names,
@@ -101,7 +100,7 @@ def find_document(inputs: Inputs, query: str) -> Place | None:
             corpus, shard = corpus_shards(inputs)[entry["shard"]]
             return corpus, shard, entry["row"]
     hits: list[Place] = []
-    if is_hex(query) and len(query) <= 2 * ID_BYTES:
+    if re.fullmatch("[0-9a-fA-F]{4,32}", query):
         for corpus_inputs in corpora(inputs):
             documents = corpus_inputs[INGEST]
             places = find_ids(documents, shard_names(documents), query)
@@ -140,11 +139,6 @@ def _with_value(
     ]
 
 
-def is_hex(text: str) -> bool:
-    """Return True for four or more hexadecimal digits."""
-    return len(text) >= 4 and set(text) <= set(hexdigits)
-
-
 def is_id(text: str) -> bool:
     """Return True for a whole id."""
-    return len(text) == 2 * ID_BYTES and is_hex(text)
+    return re.fullmatch("[0-9a-fA-F]{32}", text) is not None

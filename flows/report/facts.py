@@ -68,27 +68,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class StageFacts:
-    """A stage of the plan; the values with None are known once it is committed.
+    """A committed stage.
 
     Attributes:
         stage: name in the plan.
-        fingerprint: first digits of it.
-        identity: of an earlier output with the same bytes; empty if there is none.
-        version, kept_version: of the stage, and of the one that made a kept output.
-        inputs: stages that it reads.
         seconds, bytes, cost: of its work and its files.
         versions: library -> version.
     """
 
     stage: str
-    seconds: float | None = None
-    bytes: int | None = None
+    seconds: float
+    bytes: int
     cost: Cost | None = None
-    fingerprint: str = ""
-    identity: str = ""
-    version: int = 0
-    kept_version: int | None = None
-    inputs: Sequence[str] = ()
     versions: ByName[str] = field(default_factory=dict)
 
 
@@ -118,7 +109,7 @@ class Facts:
     Attributes:
         name: of the manifest.
         store: its location.
-        stages: of the plan.
+        stages: committed ones.
         summaries: stage -> its summary as JSON; see `summary`.
         funnel: documents after each step.
         losses: of sources, domains and languages.
@@ -156,13 +147,6 @@ class Facts:
         return self.summary(name, TrainingSummary)
 
 
-def commits_of(folders: ByName[StageFolder]) -> dict[str, str]:
-    """Stage -> text that differs between two of its commits."""
-    return {
-        name: (folder.path / "_SUCCESS").read_text() for name, folder in folders.items()
-    }
-
-
 TOPICS: dict[str, type[Summary]] = {"packed": Packed, "evaluation": Evaluation}
 """Topic that a stage writes for every reader (`Display.topics`) -> its type."""
 
@@ -184,8 +168,8 @@ def read_facts(
         facts.summaries[name] = manifest["summary"]
         size = sum(file["bytes"] for file in manifest["files"].values())
         cost = read_as(Cost, manifest["cost"]) if "cost" in manifest else None
-        stage = StageFacts(name, manifest["seconds"], size, cost)
-        stages.append(replace(stage, versions=manifest["versions"]))
+        work = manifest["seconds"], size, cost, manifest["versions"]
+        stages.append(StageFacts(name, *work))
     facts.stages = stages
     facts.funnel = funnel(facts.summaries, steps)
     for name, kind in kinds.items():
@@ -214,18 +198,6 @@ def gather_facts(session: Session, whole: bool = True) -> Facts:
     facts.name = session.manifest.name
     facts.store = mask_text(str(session.store.root))
     facts.losses = report_losses(session.manifest, facts.summaries)
-    committed = {stage.stage: stage for stage in facts.stages}
-    facts.stages = [
-        replace(
-            committed.get(name, StageFacts(name)),
-            fingerprint=node.fingerprint[:16],
-            identity=node.alias[:16],
-            kept_version=node.kept_version,
-            version=node.stage.version,
-            inputs=list(node.inputs),
-        )
-        for name, node in session.plan.items()
-    ]
     if INGEST in folders and whole:
         inputs = committed_inputs(session)
         facts.cuts = describe_cuts(session, inputs, facts.summaries)

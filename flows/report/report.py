@@ -36,14 +36,13 @@ from gristmill.flows.questions.status import duration
 from gristmill.flows.report.document_sections import document_sections
 from gristmill.flows.report.facts import (
     Facts,
-    StageFacts,
-    commits_of,
     gather_facts,
 )
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.training import loss_rows, spikes, training_section
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.plan import Node, Plan
 from gristmill.flows.stages.stage import Stage, imported
 from gristmill.mixtures.user_code import name_code
 
@@ -62,7 +61,10 @@ def write_report(session: Session, record: RunRecord) -> Path:
     ingredients = [
         library_versions(),
         str(session.store.root),
-        commits_of(committed_folders(session)),
+        {
+            name: (folder.path / "_SUCCESS").read_text()
+            for name, folder in committed_folders(session).items()
+        },
         mask_secrets(record.content["manifest"]),
         [(node.fingerprint, node.alias) for node in session.plan.values()],
     ]
@@ -101,7 +103,7 @@ def render_report(
         spikes(facts),
         *stage_sections(facts, dict(stages[first_training:])),
         costs(facts),
-        lineage(facts, None if record is None else record["manifest"]),
+        lineage(facts, session.plan, None if record is None else record["manifest"]),
     ]
     sections = [section for section in candidates if section is not None]
     note = f"What the store had on {time.strftime(MINUTE)}"
@@ -152,7 +154,7 @@ def cards(facts: Facts) -> list[tuple[str, str]]:
         numbers.append(("training tokens", f"{tokens:,}"))
     for row in loss_rows(facts)[:1]:
         numbers.append(("pre-training loss", f"{row.last:.3f}"))
-    seconds = sum(stage.seconds or 0 for stage in facts.stages)
+    seconds = sum(stage.seconds for stage in facts.stages)
     return [*numbers, ("time of all stages", duration(seconds))]
 
 
@@ -161,12 +163,11 @@ def costs(facts: Facts) -> MaybeSection:
     rows: list[list[object]] = []
     bars = []
     for stage in facts.stages:
-        if stage.seconds is not None and stage.bytes is not None:
-            cost: list[float | None] = [None, None]
-            if stage.cost is not None:
-                cost = [stage.cost.cpu_seconds, stage.cost.peak_memory_bytes / 1e6]
-            rows.append([stage.stage, stage.seconds, stage.bytes / 1e6, *cost])
-            bars.append((stage.stage, {"seconds": stage.seconds}))
+        cost: list[float | None] = [None, None]
+        if stage.cost is not None:
+            cost = [stage.cost.cpu_seconds, stage.cost.peak_memory_bytes / 1e6]
+        rows.append([stage.stage, stage.seconds, stage.bytes / 1e6, *cost])
+        bars.append((stage.stage, {"seconds": stage.seconds}))
     if not rows:
         return None
     columns = {
@@ -181,29 +182,28 @@ def costs(facts: Facts) -> MaybeSection:
     return section_of("Time and cost", figure, table(columns, rows))
 
 
-def provenance(stage: StageFacts) -> str:
-    """Remark on a stage's output: not made yet, equal to an earlier one, or kept of an
-    earlier version.
+def provenance(node: Node) -> str:
+    """Remark on a stage's output: equal to an earlier one, or kept of an earlier
+    version.
     """
-    if stage.seconds is None:
-        return "not run"
-    remarks = [f"every byte as in {stage.identity}"] if stage.identity else []
-    if stage.kept_version is not None:
+    remarks = [f"every byte as in {node.alias[:16]}"] if node.alias else []
+    if node.kept_version is not None:
         remarks.append(
-            f"kept: made by version {stage.kept_version} of the stage, now "
-            f"{stage.version}"
+            f"kept: made by version {node.kept_version} of the stage, now "
+            f"{node.stage.version}"
         )
     return "; ".join(remarks)
 
 
-def lineage(facts: Facts, manifest: object) -> MaybeSection:
+def lineage(facts: Facts, plan: Plan, manifest: object) -> MaybeSection:
     """Every stage's output and its inputs; versions; the resolved manifest, unless it
     is None.
     """
     rows = []
-    for stage in facts.stages:
-        inputs = ", ".join(stage.inputs) or "the sources"
-        rows.append([stage.stage, stage.fingerprint, inputs, provenance(stage)])
+    for name, node in plan.items():
+        inputs = ", ".join(node.inputs) or "the sources"
+        remark = provenance(node) if name in facts.summaries else "not run"
+        rows.append([name, node.fingerprint[:16], inputs, remark])
     versions = next((s.versions for s in reversed(facts.stages) if s.versions), {})
     masked = name_code(mask_secrets(manifest))
     text = Span(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, TypeAlias, TypedDict, TypeVar
+from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -26,7 +26,11 @@ from gristmill.tokenize.mixing.mix_summary import MixedPhase
 from gristmill.tokenize.packing.packing_cost import PackingCost
 
 Kind = TypeVar("Kind")
-_adapter = cache(TypeAdapter)
+
+
+@cache
+def _adapter(kind: object) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def read_as(kind: type[Kind], value: object) -> Kind:

@@ -160,13 +160,13 @@ def _general(
     models = [f"text written by {', '.join(sorted(writers))}"] if writers else []
     if manifest.model is not None and manifest.model.path:
         models.insert(0, f"continues {manifest.model.path}")
-    last = [stage for stage in facts.stages if stage.seconds is not None][-1]
+    last = session.plan[facts.stages[-1].stage]
     trained = {name: facts.trained(name).tokens for name in facts.training}
     days = (replace(origin, period=origin.period[1:]) for origin in origins)
     rows = {
         "provider, authorised representative": OPEN,
         "model": manifest.name,
-        "version": f"fingerprint {last.fingerprint} of its last stage",
+        "version": f"fingerprint {last.fingerprint[:16]} of its last stage",
         "models that it depends on": "; ".join(models) or "none",
         "date of placement on the market": OPEN,
         "modality": "text",
