@@ -308,22 +308,14 @@ def plan_files(sizes: Iterable[np.ndarray], shard_bytes: int) -> list[Cut]:
     documents = text_bytes = 0
     number = -1
     for number, lengths in enumerate(sizes):
-        ends = np.cumsum(lengths)
-        position = 0
-        while position < len(lengths):
-            bytes_before = int(ends[position - 1]) if position else 0
-            full = bytes_before + shard_bytes - text_bytes
-            stop = max(int(np.searchsorted(ends, full, side="right")), position)
-            if not documents and stop == position:
-                stop += 1
-            if stop > position:
-                documents += stop - position
-                text_bytes += int(ends[stop - 1]) - bytes_before
-            if stop < len(lengths):
-                cuts.append(Cut(first, (number, stop), documents, text_bytes))
-                first = number, stop
+        for position, size in enumerate(lengths.tolist()):
+            if documents and text_bytes + size > shard_bytes:
+                place = number, position
+                cuts.append(Cut(first, place, documents, text_bytes))
+                first = place
                 documents = text_bytes = 0
-            position = stop
+            documents += 1
+            text_bytes += size
     if documents or not cuts:
         cuts.append(Cut(first, (number + 1, 0), documents, text_bytes))
     return cuts

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from html.parser import HTMLParser
 
 from gristmill.dataprep.licences.statements import Statement, join
 from gristmill.mixtures.spdx import spdx_of
@@ -30,7 +30,8 @@ OPT_OUT_KEYS = (*HEADERS.values(), *META_TAGS.values())
 HEAD_CHARACTERS = 65_536
 """Characters of a page in which opt-outs are searched."""
 MOST_CHARACTERS = 200
-"""Kept characters of an opt-out, and of the markup before `license` in a `rel`."""
+"""Kept characters of an opt-out."""
+MAX_TAG_CHARACTERS = 2000
 _REL = re.compile(r"\brel\s*=\s*[\"']?[^\"'>]*$", re.IGNORECASE)
 _CREATIVE_COMMONS = re.compile(
     r"creativecommons\.org/(?:licenses/[a-z]|publicdomain/)[a-z0-9./+-]+"
@@ -41,26 +42,37 @@ _NO_AI = re.compile("noai|noimageai", re.IGNORECASE)
 
 def page_rights(html: str) -> dict[str, str]:
     """Metadata of a page with the licence, several of which apply together, and the
-    opt-outs that it states. Few pages state any, and only these are parsed.
-    """
-    is_linked = any(
-        _REL.search(html, max(word.start() - MOST_CHARACTERS, 0), word.start())
-        for word in re.finditer("license", html)
-    )
-    links, tags = [], []
-    if is_linked or _MENTIONS.search(html, 0, HEAD_CHARACTERS):
-        from resiliparse.parse.html import HTMLTree
+    opt-outs that it states.
 
-        root: Any = HTMLTree.parse(html).document
-        links = [
-            link.getattr("href", "")
-            for link in root.query_selector_all("[rel~=license][href]")
-        ]
-        tags = [
-            (tag.getattr("name"), tag.getattr("content", ""))
-            for tag in root.query_selector_all("meta[name]")
-        ]
-    return {**_licence(links, html), **_opt_outs(META_TAGS, tags)}
+    Only the tags that may state any are parsed, and by Python's own parser: pages that
+    are not extracted are read outside of the guarded process.
+    """
+    tags = _Tags()
+    for word in re.finditer("license", html):
+        begin = html.rfind("<", max(word.start() - MAX_TAG_CHARACTERS, 0), word.start())
+        end = html.find(">", word.end(), word.end() + MAX_TAG_CHARACTERS) + 1
+        if begin >= 0 and end and _REL.search(html, begin, word.start()):
+            tags.feed(html[begin:end])
+    if _MENTIONS.search(html, 0, HEAD_CHARACTERS):
+        tags.feed(html[:HEAD_CHARACTERS])
+    return {**_licence(tags.licences, html), **_opt_outs(META_TAGS, tags.meta)}
+
+
+class _Tags(HTMLParser):
+    """Addresses of links with `rel=license`, and names and contents of meta tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.licences: list[str] = []
+        self.meta: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note the address or the content of a tag."""
+        values = {name: value or "" for name, value in attrs}
+        if "license" in values.get("rel", "").split() and "href" in values:
+            self.licences.append(values["href"])
+        if tag == "meta":
+            self.meta.append((values.get("name", ""), values.get("content", "")))
 
 
 def header_opt_outs(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
