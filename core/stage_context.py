@@ -48,8 +48,8 @@ class StageDescription(TypedDict, total=False):
         engine: section `engine` of the run.
         fetched: local copies of inputs, by stage.
         outdated: files in the store to delete with the next checkpoint.
-        intended_losses: of a stage that reads or judges documents: column -> its rules
-            about this column.
+        intended_losses: of a stage whose losses are counted: columns, each with a rule
+            that is about it.
     """
 
     stage: Required[str]
@@ -63,7 +63,7 @@ class StageDescription(TypedDict, total=False):
     engine: Required[dict[str, object]]
     fetched: dict[str, str]
     outdated: list[str]
-    intended_losses: Mapping[str, Sequence[str]] | None
+    intended_losses: Sequence[tuple[str, str]] | None
 
 
 def read_inputs(description: StageDescription) -> dict[str, Path]:

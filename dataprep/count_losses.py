@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ _LARGEST = f"""
     WITH counted AS (
         SELECT * FROM ({" UNION ALL ".join(map(_OF_COLUMN.format, COLUMNS))})
         WHERE name IS NOT NULL
-            AND coalesce(kind || ' ' || reason, '') NOT IN (SELECT value FROM json_each(?))
+            AND json_array(kind, reason) NOT IN (SELECT value FROM json_each(?))
     ), by_group AS (
         SELECT kind, name, sum(documents) AS read,
             sum(documents) FILTER (WHERE reason IS NOT NULL) AS dropped
@@ -83,7 +83,7 @@ _LARGEST = f"""
         WHERE place <= {MOST_GROUPS} AND reason IS NOT NULL
         GROUP BY kind, place, reason
     )
-    WHERE place_of_reason = 1 ORDER BY kind, place
+    WHERE place_of_reason = 1 ORDER BY kind <> 'source', kind, dropped DESC, name
 """
 
 
@@ -105,7 +105,7 @@ def count_losses(
     Args:
         inputs: of a step: `ingest`, and the annotating stages that ran before.
         out: the stage's output.
-        intended: its rules about a column.
+        intended: its rules about columns.
         counts: its documents by outcome.
     """
     if counts["kept"] == counts["read"]:
@@ -120,8 +120,7 @@ def count_losses(
     folder = context.work / JOB / "tallies"
     tally = partial(tally_table, inputs=inputs, folder=folder)
     run_tasks(JOB, tasks, tally, planning_context(counts["read"], context))
-    rules = [f"{column} {rule}" for column in intended for rule in intended[column]]
-    return add_tallies((read_table(folder / task.name) for task in tasks), rules)
+    return add_tallies((read_table(folder / task.name) for task in tasks), intended)
 
 
 def tally_table(task: Task[OfTable], inputs: Inputs, folder: Path) -> Done:
@@ -168,13 +167,9 @@ def not_read(path: Path) -> pa.Table:
 
 
 def add_tallies(
-    tallies: Iterable[pa.Table], intended: Sequence[str]
+    tallies: Iterable[pa.Table], intended: IntendedLosses
 ) -> list[GroupLoss]:
-    """Add the tallies of all tables, and select the groups to record.
-
-    Args:
-        intended: columns, each with a rule that is about it.
-    """
+    """Add the tallies of all tables, and select the groups to record."""
     with closing(sqlite3.connect("")) as database:
         database.execute(
             "CREATE TABLE tallies (source, domain, language, reason, documents, examples)"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 GroupColumn = Literal["source", "domain", "language"]
 COLUMNS: tuple[GroupColumn, ...] = get_args(GroupColumn)
-IntendedLosses = Mapping[str, Sequence[str]]
-"""Column -> the rules of a step that are about it, such as a list of languages to keep:
-what they drop is not a loss of a group of that column.
+IntendedLosses = Sequence[tuple[str, str]]
+"""Columns, each with a rule of a step that is about it, such as a list of languages to
+keep: what it drops is not a loss of a group of that column.
 """
 
 

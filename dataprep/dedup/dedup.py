@@ -72,11 +72,11 @@ from gristmill.dataprep.dedup.survivors import (
     MEMBERS,
     TWINS,
     Cluster,
+    add_clusters,
     check_columns,
     count_member_partitions,
     decide,
     gather_members,
-    largest_clusters,
     write_duplicates,
 )
 from gristmill.dataprep.document_numbers import number_rows
@@ -141,7 +141,7 @@ class DedupSummary:
         clusters: survivors that represent two documents or more.
         uncompared: kept documents of clusters too large to compare all.
         dropped_by_rule: documents that each rule of `clusters` would drop.
-        largest_clusters: of `clusters`.
+        cluster_sizes, largest_clusters: of `clusters`.
         duplicate_sample: duplicates by kind.
         candidate_pairs: compared pairs of documents.
         linked_pairs: pairs of duplicates.
@@ -153,6 +153,7 @@ class DedupSummary:
     clusters: int
     uncompared: int
     dropped_by_rule: Mapping[str, int]
+    cluster_sizes: Mapping[str, int]
     largest_clusters: Sequence[Cluster]
     duplicate_sample: DuplicateSample
     candidate_pairs: int
@@ -276,12 +277,11 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
             "what makes such pages alike first (largest_clusters)"
         )
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
+    clusters = add_clusters(decided)
     sample, largest = sample_duplicates(
         inputs,
         out / "clusters.parquet",
-        largest_clusters(
-            [cluster for result in decided for cluster in result["largest_clusters"]]
-        ),
+        clusters["largest_clusters"],
         section.meaning,
     )
     index = None
@@ -291,7 +291,8 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> DedupSum
         index = write_header(out, section, documents, sums)
     return DedupSummary(
         counts=counts,
-        clusters=sum(result["clusters"] for result in decided),
+        clusters=sum(clusters["cluster_sizes"].values()),
+        cluster_sizes=clusters["cluster_sizes"],
         uncompared=uncompared,
         dropped_by_rule=add_counts(result["dropped_by_rule"] for result in decided),
         largest_clusters=largest,

@@ -15,11 +15,10 @@ elements takes 2 GB. The summary has the size of the largest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -40,10 +39,11 @@ from gristmill.dataprep.dedup.survivors import (
     MEMBERS,
     TWINS,
     Cluster,
-    as_clusters,
+    Clusters,
+    add_clusters,
     check_columns,
     count_member_partitions,
-    largest_clusters,
+    describe_clusters,
     prefixed,
     read_columns,
     send_decisions,
@@ -107,25 +107,15 @@ class SemanticSummary:
     Attributes:
         counts: documents by outcome.
         clusters: survivors that represent two documents or more.
-        largest_clusters: of `clusters`.
+        cluster_sizes, largest_clusters: of `clusters`.
         reader: the model, and the amount of text that it read.
     """
 
     counts: Counts
     clusters: int
+    cluster_sizes: Mapping[str, int]
     largest_clusters: Sequence[Cluster]
     reader: Reader
-
-
-class Decided(TypedDict):
-    """Result of a task that decides.
-
-    Attributes:
-        clusters: survivors that represent two documents or more.
-    """
-
-    clusters: int
-    largest_clusters: list[Cluster]
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> SemanticSummary:
@@ -193,12 +183,12 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Semantic
     )
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
+    clusters = add_clusters(decided)
     return SemanticSummary(
         counts,
-        sum(result["clusters"] for result in decided),
-        largest_clusters(
-            [cluster for result in decided for cluster in result["largest_clusters"]]
-        ),
+        sum(clusters["cluster_sizes"].values()),
+        clusters["cluster_sizes"],
+        clusters["largest_clusters"],
         describe_reader(section.model, plan.sha256, embedded),
     )
 
@@ -235,9 +225,9 @@ def decide(
     threshold: float,
     members: Shuffled,
     num_ranges: int,
-) -> Sending[Decided]:
+) -> Sending[Clusters]:
     """Choose the survivors of every cluster of one partition, one cluster at a time."""
-    counted = Decided(clusters=0, largest_clusters=[])
+    parts = []
     for centroid in range(
         task.payload["partition"],
         0 if members.is_nothing else plan.clusters,
@@ -250,11 +240,8 @@ def decide(
         survivors = yield from send_decisions(
             decisions, plan.numbering, num_ranges, DECIDED, TWIN_COLUMNS
         )
-        counted["clusters"] += len(survivors)
-        counted["largest_clusters"] = largest_clusters(
-            [*counted["largest_clusters"], *as_clusters(survivors)]
-        )
-    return Done([], counted)
+        parts.append(describe_clusters(survivors))
+    return Done([], add_clusters(parts))
 
 
 def of_cluster(members: pa.Table, centroid: int) -> pa.Table:

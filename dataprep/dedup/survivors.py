@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.core.files import atomic_write
+from gristmill.dataprep.conservation import add_counts
 from gristmill.dataprep.dedup.candidate_pairs import (
     AGAINST_REASONS,
     CHAINED_KIND,
@@ -129,6 +130,18 @@ MEMBERS, DECISIONS, TWINS = "members", "decisions", "twins"
 range of the cluster's id.
 """
 LARGEST_CLUSTERS = 10
+CLUSTER_SIZES = {
+    "2": 2,
+    "3-4": 3,
+    "5-8": 5,
+    "9-16": 9,
+    "17-32": 17,
+    "33-64": 33,
+    "65-128": 65,
+    "129-1,024": 129,
+    "more": 1025,
+}
+"""Name of a group of clusters -> the least documents of one."""
 RULES = ("survivors", "connected")
 """Rules for the choice of survivors: see `clusters.py`."""
 KEEP_PREFIX = "keep_"
@@ -173,14 +186,27 @@ class Cluster(TypedDict):
 
     Attributes:
         cluster: smallest id in it.
+        locator: of the survivor.
         size: number of documents that the survivor represents, including itself.
         kind: of its duplicates (`duplicate_kinds`), if they were compared.
     """
 
     cluster: str
     survivor: str
+    locator: str
     size: int
     kind: NotRequired[str]
+
+
+class Clusters(TypedDict):
+    """Clusters of two or more documents.
+
+    Attributes:
+        cluster_sizes: number of clusters in each group of CLUSTER_SIZES.
+    """
+
+    cluster_sizes: dict[str, int]
+    largest_clusters: list[Cluster]
 
 
 class Dropped(TypedDict):
@@ -195,12 +221,8 @@ class Dropped(TypedDict):
     dropped_by_rule: dict[str, int]
 
 
-class Decided(Dropped):
+class Decided(Dropped, Clusters):
     """Result of a task that decides."""
-
-    clusters: int
-    """Survivors that represent two documents or more."""
-    largest_clusters: list[Cluster]
 
 
 def gather_members(
@@ -276,14 +298,7 @@ def decide(
         decisions.column_names,
         DUPLICATE_COLUMNS,
     )
-    return Done(
-        [],
-        {
-            "clusters": len(survivors),
-            "largest_clusters": as_clusters(survivors),
-            **dropped,
-        },
-    )
+    return Done([], {**describe_clusters(survivors), **dropped})
 
 
 def send_decisions(
@@ -422,26 +437,33 @@ def _survivors(
     }
 
 
-def largest_clusters(clusters: list[Cluster]) -> list[Cluster]:
-    """Select the LARGEST_CLUSTERS largest clusters; ties are sorted by id."""
-    return sorted(clusters, key=lambda cluster: (-cluster["size"], cluster["cluster"]))[
-        :LARGEST_CLUSTERS
-    ]
+def describe_clusters(survivors: pa.Table) -> Clusters:
+    """Describe the clusters of some survivors."""
+    sizes = np.histogram(survivors["size"], [*CLUSTER_SIZES.values(), np.inf])[0]
+    order = [("size", "descending"), ("cluster", "ascending")]
+    largest = survivors.sort_by(order).slice(0, LARGEST_CLUSTERS)
+    return Clusters(
+        cluster_sizes=dict(zip(CLUSTER_SIZES, sizes.tolist(), strict=True)),
+        largest_clusters=[
+            Cluster(
+                cluster=row["cluster"].hex(),
+                survivor=row["member"].hex(),
+                locator=row["member_locator"],
+                size=row["size"],
+            )
+            for row in largest.to_pylist()
+        ],
+    )
 
 
-def as_clusters(survivors: pa.Table) -> list[Cluster]:
-    """Describe the largest clusters of some survivors."""
-    ordered = survivors.sort_by(
-        [("size", "descending"), ("cluster", "ascending")]
-    ).slice(0, LARGEST_CLUSTERS)
-    return [
-        {
-            "cluster": row["cluster"].hex(),
-            "survivor": row["member"].hex(),
-            "size": row["size"],
-        }
-        for row in ordered.to_pylist()
-    ]
+def add_clusters(parts: Sequence[Clusters]) -> Clusters:
+    """Add the clusters of several parts; the largest are sorted by size and id."""
+    largest = [cluster for part in parts for cluster in part["largest_clusters"]]
+    largest.sort(key=lambda cluster: (-cluster["size"], cluster["cluster"]))
+    return Clusters(
+        cluster_sizes=add_counts(part["cluster_sizes"] for part in parts),
+        largest_clusters=largest[:LARGEST_CLUSTERS],
+    )
 
 
 def write_duplicates(path: Path, twins: Shuffled) -> None:

@@ -314,13 +314,10 @@ def agreement(distilled: DistilledAgreement) -> list[Part]:
 
 def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
     """Sizes of clusters of duplicates, and the largest clusters."""
-    clusters = facts.clusters.get(name)
-    if clusters is None:
-        return None
     summary = facts.step(name)
     rows = [
         [cluster.locator, cluster.survivor[:16], cluster.size, cluster.kind]
-        for cluster in clusters.largest
+        for cluster in summary.largest_clusters
     ]
     by_rule = (
         "`clusters: survivors` drops {survivors:,} documents, each similar to a kept "
@@ -328,12 +325,14 @@ def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
     )
     dropped = summary.dropped_by_rule
     columns = {"survivor of the largest": "", "id": "", "documents": "d", "kind": ""}
-    sizes = count_bars(clusters.sizes.items(), "clusters") if clusters.sizes else ""
+    sizes = [(size, number) for size, number in summary.cluster_sizes.items() if number]
     return section_of(
         "Duplicates",
         f"{summary.clusters:,} clusters of two or more documents.",
         by_rule.format(**dropped) if dropped else None,
-        Figure(sizes, "Clusters by their number of documents.") if sizes else None,
+        Figure(count_bars(sizes, "clusters"), "Clusters by their number of documents.")
+        if sizes
+        else None,
         table(columns, rows),
         "`gristmill browse MANIFEST` shows the documents of a cluster side by side.",
     )

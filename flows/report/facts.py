@@ -7,15 +7,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-
-import numpy as np
 
 from gristmill.core.files import read_json
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import StageFolder
-from gristmill.dataprep.documents import read_annotations, shard_names
-from gristmill.dataprep.row_groups import documents_of
 from gristmill.flows.pages.page_elements import ByName
 from gristmill.flows.questions.find_documents import (
     committed_folders,
@@ -25,7 +20,6 @@ from gristmill.flows.questions.losses import LossReport, report_losses
 from gristmill.flows.questions.spike_documents import spike_reports, with_origins
 from gristmill.flows.questions.threshold_samples import Cut, describe_cuts
 from gristmill.flows.report.stage_summaries import (
-    Cluster,
     Evaluation,
     Kind,
     MetricsLine,
@@ -43,19 +37,6 @@ from gristmill.flows.stages.registry import MIX, TOKENIZE
 from gristmill.flows.stages.stage import Stage, imported
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpora
-
-CLUSTER_SIZES = {
-    "2": 2,
-    "3-4": 3,
-    "5-8": 5,
-    "9-16": 9,
-    "17-32": 17,
-    "33-64": 33,
-    "65-128": 65,
-    "129-1,024": 129,
-    "more": 1025,
-}
-"""Name of a group of clusters -> the least documents of one."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +65,6 @@ class StageFacts:
 
 
 @dataclass(frozen=True)
-class Duplicates:
-    """The largest clusters of a step, and clusters by size."""
-
-    largest: Sequence[Cluster]
-    sizes: ByName[int]
-
-
-@dataclass(frozen=True)
 class SpikeReport:
     """A skipped step (train/loop/spike_report.py); `suspects` are ids of documents."""
 
@@ -116,7 +89,6 @@ class Facts:
         training: training -> its record.
         spikes: training -> steps that were skipped for their loss.
         cuts: rules that dropped most, of the report alone.
-        clusters: step -> duplicates, of the report alone.
         packed: the mixture.
         evaluation: measurements of models.
     """
@@ -130,7 +102,6 @@ class Facts:
     training: dict[str, Record] = field(default_factory=dict)
     spikes: dict[str, Sequence[SpikeReport]] = field(default_factory=dict)
     cuts: Sequence[Cut] = ()
-    clusters: dict[str, Duplicates] = field(default_factory=dict)
     packed: Packed | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
 
@@ -218,36 +189,6 @@ def spikes_with_origins(
     if MIX in inputs and corpora(inputs):
         reports = with_origins(spike_reports(folder), inputs[MIX], inputs)
         facts.spikes[name] = read_as(list[SpikeReport], reports)
-
-
-def clusters_found(
-    session: Session, name: str, folder: StageFolder, facts: Facts
-) -> None:
-    """Add the largest clusters of duplicates, and sizes of all."""
-    inputs = committed_inputs(session)
-    if INGEST not in inputs:
-        return
-    clusters = facts.step(name).largest_clusters
-    survivors = {bytes.fromhex(cluster.survivor) for cluster in clusters}
-    documents = documents_of(inputs, survivors, ["locator"])
-    largest = []
-    for cluster in clusters:
-        # a survivor may be of another run
-        document = documents.get(bytes.fromhex(cluster.survivor), {"locator": ""})
-        largest.append(replace(cluster, locator=document["locator"]))
-    facts.clusters[name] = Duplicates(largest, cluster_sizes(inputs, name))
-
-
-def cluster_sizes(inputs: ByName[Path], step: str) -> dict[str, int]:
-    """Clusters of duplicates by size."""
-    edges = [*CLUSTER_SIZES.values(), np.inf]
-    counts = np.zeros(len(CLUSTER_SIZES), np.int64)
-    for shard in shard_names(inputs[INGEST]):
-        table = read_annotations(inputs, shard, step, ["keep", "cluster_size"])
-        sizes = table.filter(table["keep"])["cluster_size"].drop_null()
-        counts += np.histogram(sizes, edges)[0]
-    by_size = zip(CLUSTER_SIZES, counts.tolist(), strict=True)
-    return {name: count for name, count in by_size if count}
 
 
 def funnel(

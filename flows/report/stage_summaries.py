@@ -190,7 +190,7 @@ class StepSummary(Summary):
         domains, map, sample: clusters by subject, (x, y, domain) of documents, and
             their number.
         most_repeated, largest_repeats: lines and passages that were cut.
-        clusters, largest_clusters, dropped_by_rule: of duplicates.
+        clusters, cluster_sizes, largest_clusters, dropped_by_rule: of duplicates.
         reserved: opt-out -> documents with it, dropped or not.
         addressed, with_site_text: documents with an address; kind of a text of a site ->
             those with such a text.
@@ -223,6 +223,7 @@ class StepSummary(Summary):
     most_repeated: Sequence[RepeatedUnit] = ()
     largest_repeats: Sequence[Repeat] = ()
     clusters: int = 0
+    cluster_sizes: ByName[int] = {}
     largest_clusters: Sequence[Cluster] = ()
     dropped_by_rule: ByName[int] = {}
     reserved: ByName[int] = {}

@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter
+
 from gristmill.dataprep.dedup.repeats import DuplicateSample
-from gristmill.dataprep.group_losses import COLUMNS, GroupLoss, LostDocument
+from gristmill.dataprep.group_losses import GroupLoss
 from gristmill.mixtures.schema.guard import Guard
 from gristmill.mixtures.yaml_text import join_first
 
 NAMED = 3
 """Groups, and clusters of duplicates, that a message names."""
+_LOSSES = TypeAdapter(list[GroupLoss], config=ConfigDict(defer_build=True))
 
 
 def read_losses(summary: Mapping[str, Any]) -> list[GroupLoss]:
     """Return the losses in the summary of a stage, by column, the largest first."""
-    losses = [
-        GroupLoss(
-            **{**loss, "examples": [LostDocument(**lost) for lost in loss["examples"]]}
-        )
-        for loss in summary.get("losses", ())
-    ]
-    losses.sort(key=lambda loss: (COLUMNS.index(loss.column), -loss.dropped))
-    return losses
+    return _LOSSES.validate_python(summary.get("losses", []))
 
 
 def describe_vanished(summary: Mapping[str, Any], guard: Guard) -> str:

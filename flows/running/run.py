@@ -28,7 +28,6 @@ from gristmill.core.lease import Lease, ProcessIdentity, acquire, running_owner
 from gristmill.core.progress import ProgressFile
 from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
-from gristmill.dataprep.group_losses import IntendedLosses
 from gristmill.flows.running.events import (
     Outcome,
     StageFailed,
@@ -348,14 +347,11 @@ class Runner:
             "workers": workers or self.engine.workers,
             "ranks": self.engine.num_ranks,
         }
-        intended_losses: IntendedLosses | None = None
-        if node.stage.step is not None:
-            intended_losses = node.stage.step.intended_losses(node.settings)
-        elif node.name == INGEST:
-            intended_losses = {}
+        step = node.stage.step
+        intended = [] if step is None else step.intended_losses(node.settings)
         return {
             **self.header(node),
-            "intended_losses": intended_losses,
+            "intended_losses": intended if node.name in self.guards else None,
             "launch": "torchrun" if node.stage.requirements.torchrun else "process",
             "run": node.stage.run,
             "config": dict(node.config),

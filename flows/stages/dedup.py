@@ -60,7 +60,6 @@ STAGE = Stage(
         ],
     ),
     display=Display(
-        report_facts="gristmill.flows.report.facts:clusters_found",
         report=("gristmill.flows.report.document_sections:duplicates",),
     ),
 )

@@ -104,11 +104,11 @@ def libraries(section: Filter) -> list[Library]:
 def intended_losses(section: Filter) -> IntendedLosses:
     """Return the rules on URLs, which are about domains."""
     prefixes = ["", *(f"{language}/" for language in section.by_language)]
-    return {
-        "domain": [
-            f"{prefix}urls/{name}" for prefix in prefixes for name in Urls.model_fields
-        ]
-    }
+    return [
+        ("domain", f"{prefix}urls/{name}")
+        for prefix in prefixes
+        for name in Urls.model_fields
+    ]
 
 
 def _word_libraries(section: Filter) -> set[str]:

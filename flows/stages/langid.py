@@ -66,10 +66,10 @@ STAGE = Stage(
         lambda section: ["language", "language_score", "script"],
         pinned_files,
         rules="gristmill.dataprep.langid.replayed_rules:rules",
-        intended_losses=lambda section: {
-            "language": ["language"],
-            "domain": ["language"],
-        },
+        intended_losses=lambda section: [
+            ("language", "language"),
+            ("domain", "language"),
+        ],
     ),
     display=Display(report=("gristmill.flows.report.document_sections:languages",)),
 )

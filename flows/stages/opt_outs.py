@@ -13,7 +13,7 @@ STAGE = Stage(
         OptOuts,
         columns=lambda section: OPT_OUT_RULES,
         rules="gristmill.dataprep.opt_outs.replayed_rules:rules",
-        intended_losses=lambda section: {"domain": OPT_OUT_RULES},
+        intended_losses=lambda section: [("domain", rule) for rule in OPT_OUT_RULES],
     ),
     display=Display(report=("gristmill.flows.report.document_sections:opt_outs",)),
 )

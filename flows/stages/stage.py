@@ -68,7 +68,7 @@ class PrepareStep:
             recipe.
         rules: `module:function` of the rules that `whatif` can try with other bounds;
             `rules_of` in dataprep/whatif_thresholds.py defines its arguments.
-        intended_losses: (settings) -> column -> its rules that are about this column.
+        intended_losses: (settings) -> columns, each with a rule that is about it.
     """
 
     section: type[Judging]
@@ -76,7 +76,7 @@ class PrepareStep:
     pinned_files: Callable[[Any], Collection[str]] = lambda section: ()
     recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
     rules: str = "gristmill.dataprep.whatif_thresholds:rules"
-    intended_losses: Callable[[Any], IntendedLosses] = lambda section: {}
+    intended_losses: Callable[[Any], IntendedLosses] = lambda section: []
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,11 @@ import pytest
 
 from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.dedup import dedup
+from gristmill.dataprep.dedup.survivors import (
+    Clusters,
+    add_clusters,
+    describe_clusters,
+)
 from gristmill.dataprep.documents import document_id, write_table
 from tests.dataprep.document_shards import (
     Document,
@@ -129,10 +134,12 @@ def test_planted_duplicates_are_dropped_and_unrelated_documents_kept(
     assert rows["dashes"]["keep"]
     assert (rows["short"]["keep"], rows["shorter"]["duplicate_of"]) == (False, None)
     assert summary.clusters == 5
+    assert summary.cluster_sizes["5-8"] == 1
     assert summary.counts["dropped"] == {"exact_duplicate": 3, "near_duplicate": 6}
     assert summary.largest_clusters[0] == {
         "cluster": rows["both"]["cluster"].hex(),
         "survivor": rows["near3"]["id"].hex(),
+        "locator": "near3",
         "size": 5,
         "kind": "revision",
     }
@@ -486,3 +493,21 @@ def test_pep_revisions_are_found_with_exact_jaccard_similarities(
     )
     assert clustered / len(alike) > 0.99
     assert min(exact.values()) >= 0.75
+
+
+def test_clusters_are_added_by_size() -> None:
+    def part(*sizes: int) -> Clusters:
+        ids = [bytes([size % 251]) * 16 for size in sizes]
+        survivors = {
+            "cluster": pa.array(ids, pa.binary(16)),
+            "member": pa.array(ids, pa.binary(16)),
+            "member_locator": [str(size) for size in sizes],
+            "size": pa.array(sizes, pa.int32()),
+        }
+        return describe_clusters(pa.table(survivors))
+
+    total = add_clusters([part(2, 4, 3), part(), part(5000, *range(5, 17))])
+    sizes = {name: number for name, number in total["cluster_sizes"].items() if number}
+    assert sizes == {"2": 1, "3-4": 2, "5-8": 4, "9-16": 8, "more": 1}
+    largest = [int(cluster["locator"]) for cluster in total["largest_clusters"]]
+    assert largest == [5000, *range(16, 7, -1)]

@@ -57,7 +57,7 @@ def test_losses_are_counted_by_every_column(tmp_path: Path) -> None:
     ]
     verdicts += [(page("web", "b.org", number), "de", None) for number in range(20)]
     verdicts.append((("books", "one.txt", "a book"), None, "short"))
-    losses = losses_of(tmp_path, verdicts, {})
+    losses = losses_of(tmp_path, verdicts, [])
     lost = [
         LostDocument(document_id(*document).hex(), document[1])
         for document, _, reason in verdicts
@@ -66,9 +66,9 @@ def test_losses_are_counted_by_every_column(tmp_path: Path) -> None:
     lost.sort(key=lambda document: document.id)
     examples = lost[:EXAMPLES]
     assert losses == [
+        GroupLoss("source", "web", 32, 9, "short", examples),
         GroupLoss("domain", "a.org", 12, 9, "short", examples),
         GroupLoss("language", "en", 12, 9, "short", examples),
-        GroupLoss("source", "web", 32, 9, "short", examples),
     ]
 
 
@@ -80,12 +80,12 @@ def test_rules_about_a_column_do_not_count_for_it(tmp_path: Path) -> None:
         (page("web", "b.org", number), "en", "unsure" if number < 15 else None)
         for number in range(30)
     ]
-    losses = losses_of(tmp_path, verdicts, {"language": ["language"]})
+    losses = losses_of(tmp_path, verdicts, [("language", "language")])
     assert [(loss.column, loss.group, loss.dropped) for loss in losses] == [
+        ("source", "web", 45),
         ("domain", "a.org", 30),
         ("domain", "b.org", 15),
         ("language", "en", 15),
-        ("source", "web", 45),
     ]
     assert {loss.reason for loss in losses if loss.column == "source"} == {"language"}
 
@@ -118,7 +118,7 @@ def test_losses_equal_a_plain_count(tmp_path: Path, seed: int) -> None:
         for key in read
         if read[key] >= LEAST_DOCUMENTS and dropped[key]
     }
-    losses = losses_of(tmp_path, verdicts, {})
+    losses = losses_of(tmp_path, verdicts, [])
     assert {
         (loss.column, loss.group): (loss.read, loss.dropped) for loss in losses
     } == expected
@@ -145,11 +145,11 @@ def test_records_that_ingest_drops_are_losses_of_sources_and_domains(
     context = Context(tmp_path / "work", INGEST, emit=lambda event: None)
     out = tmp_path / "documents"
     counts = ingest.run({}, config, out, context).counts
-    losses = count_losses({}, out, {}, counts, context)
+    losses = count_losses({}, out, [], counts, context)
     read = 2 * LEAST_DOCUMENTS + 2
     assert [(*astuple(loss)[:4], len(loss.examples)) for loss in losses] == [
+        ("source", "web", read, LEAST_DOCUMENTS + 2, EXAMPLES),
         ("domain", "a.org", LEAST_DOCUMENTS, LEAST_DOCUMENTS, EXAMPLES),
         ("domain", "b.org", LEAST_DOCUMENTS + 1, 1, 1),
-        ("source", "web", read, LEAST_DOCUMENTS + 2, EXAMPLES),
     ]
-    assert losses[0].examples[0] == LostDocument("", "https://a.org/0")
+    assert losses[1].examples[0] == LostDocument("", "https://a.org/0")

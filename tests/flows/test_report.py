@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from rich.console import Console
 
 from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
-    annotate,
     document_id,
     write_table,
 )
@@ -35,7 +33,6 @@ from gristmill.flows.report.document_sections import (
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.facts import (
     Facts,
-    cluster_sizes,
     funnel,
     with_tokens,
 )
@@ -252,31 +249,20 @@ def test_markdown_contains_pictures_where_they_are_shown() -> None:
 
 
 def test_duplicates_section_shows_drops_of_both_cluster_rules() -> None:
-    cluster_facts = {
-        "largest": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}],
-        "sizes": {},
+    summary = {
+        "clusters": 2,
+        "largest_clusters": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}],
     }
-    summary = {"clusters": 2, "dropped_by_rule": {"survivors": 1200, "connected": 1345}}
-    html = html_of(
-        duplicates(
-            facts_of(clusters={"dedup": cluster_facts}, summaries={"dedup": summary})
-        )
-    )
+    dropped = {"dropped_by_rule": {"survivors": 1200, "connected": 1345}}
+    html = html_of(duplicates(facts_of(summaries={"dedup": {**summary, **dropped}})))
     assert "drops 1,200 documents, each similar to a kept one" in html
     assert "drops 1,345, all but one of each chain" in html
-    older_html = html_of(
-        duplicates(
-            facts_of(
-                clusters={"dedup": cluster_facts},
-                summaries={"dedup": {"clusters": 2}},
-            )
-        )
-    )
+    older_html = html_of(duplicates(facts_of(summaries={"dedup": summary})))
     assert "2 clusters of two or more documents." in older_html
     assert "drops" not in older_html
 
 
-def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> None:
+def test_documents_are_read_by_id(tmp_path: Path) -> None:
     ids = [document_id("web", str(row), "t") for row in range(7)]
     documents = pa.table(
         [
@@ -289,13 +275,7 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
         schema=DOCUMENT_SCHEMA,
     )
     write_table(tmp_path / "ingest" / "part-0.parquet", documents)
-    rows = np.arange(7)
-    sizes = {"cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32())}
-    reasons = [None, "d", None, "d", "d", None, None]
-    table, _ = annotate(documents, rows, rows, reasons, sizes)
-    write_table(tmp_path / "dedup" / "part-0.parquet", table)
-    inputs = {"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}
-    assert cluster_sizes(inputs, "dedup") == {"2": 1, "3-4": 1}
+    inputs = {"ingest": tmp_path / "ingest"}
     assert documents_of(inputs, [ids[4], ids[2], b"?" * 16], ["locator"]) == {
         ids[2]: {"id": ids[2], "locator": "2"},
         ids[4]: {"id": ids[4], "locator": "4"},
