@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from gristmill.mixtures.yaml_text import did_you_mean
 
 UNKNOWN = "unknown"
 """Class of documents without a licence, or with one that has no identifier."""
@@ -103,10 +104,10 @@ def check_identifier(identifier: str) -> str:
     """
     expression = _parsed(identifier)
     if expression is None or len(expression.args or ()) > 0:
-        keys = {key.lower(): key for key in _licensing().known_symbols}
-        near = get_close_matches(identifier.lower(), keys, 3)
+        known = map(str.lower, _licensing().known_symbols)
+        hint = did_you_mean(identifier.lower(), known)
         raise ValueError(
-            f"{identifier!r} is not an identifier of SPDX (https://spdx.org/licenses)"
-            + (f"; near: {', '.join(keys[key] for key in near)}" if near else "")
+            f"{identifier!r} is not an identifier of SPDX "
+            f"(https://spdx.org/licenses){hint}"
         )
     return str(expression)
