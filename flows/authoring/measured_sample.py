@@ -39,7 +39,7 @@ from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import GopherQuality, Rules
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
 SAMPLE_BYTES = 16_000_000
 """Bytes of text in a sample; every measurement takes a few seconds on it."""
@@ -361,33 +361,32 @@ def judge_by_rules(
     )
 
 
-def verdict_table(name: str, verdicts: Sequence[RulesVerdict], width: int) -> Table:
-    """Return a table of verdicts for a terminal of some columns; `name` is the header
-    of the first one.
-    """
+def print_verdicts(
+    console: Console, name: str, verdicts: Sequence[RulesVerdict]
+) -> None:
+    """Print a table of verdicts; `name` is the header of the first column."""
     from gristmill.dataprep.whatif_thresholds import short_name
-    from gristmill.flows.pages.terminal_tables import plain_table
+    from gristmill.flows.pages.page_elements import table
+    from gristmill.flows.pages.terminal_tables import print_table
 
-    table = plain_table(
-        (name, False), ("kept", True), ("bytes", True), ("drops most by", False)
-    )
-    num_reasons = SHOWN_REASONS if width >= WIDE else 1
+    num_reasons = SHOWN_REASONS if console.width >= WIDE else 1
+    rows = []
     for row in verdicts:
         reasons = [
             f"{short_name(rule)} {number:,}"
             for rule, number in list(row.dropped.items())[:num_reasons]
         ]
-        table.add_row(
-            row.name, f"{row.documents:.1%}", f"{row.bytes:.1%}", ", ".join(reasons)
-        )
-    return table
+        rows.append((row.name, row.documents, row.bytes, ", ".join(reasons)))
+    columns = {name: "", "kept": ".1%", "bytes": ".1%", "drops most by": ""}
+    print_table(console, table(columns, rows))
 
 
 def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
     """Print the findings in lines that fit a narrow terminal."""
     from rich.text import Text
 
-    from gristmill.flows.pages.terminal_tables import plain_table, section
+    from gristmill.flows.pages.page_elements import table
+    from gristmill.flows.pages.terminal_tables import print_table, section
     from gristmill.flows.planning.quantities import size
     from gristmill.flows.running.terminal import plain_console
 
@@ -397,12 +396,9 @@ def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
         console.print(Text(line, style="yellow"))
 
     console.print(f"{name}: {look.describe()}")
-    if look.formats:
-        table = plain_table(("format", False), ("files", True), ("size", True))
-        for format_name, files, stored in look.formats:
-            table.add_row(format_name, f"{files:,}", size(stored))
-        section(console, "Files")
-        console.print(table)
+    formats = [(kind, files, size(stored)) for kind, files, stored in look.formats]
+    columns = {"format": "", "files": ",", "size": ">"}
+    print_table(console, table(columns, formats), "Files")
     if look.ignored:
         ignored = [f"{number:,} {kind}" for kind, number in look.ignored.items()]
         warn(f"not read: {', '.join(ignored)}")
@@ -436,7 +432,7 @@ def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
         console.print(", ".join(shares))
 
     section(console, "Kept by rule sets")
-    console.print(verdict_table("rules", measured.rules, console.width))
+    print_verdicts(console, "rules", measured.rules)
     if measured.not_ready:
         warn(
             f"not measured yet: {', '.join(measured.not_ready)}. The first look "

@@ -7,7 +7,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from gristmill.dataprep.documents import shard_names
-from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest
+from gristmill.dataprep.whatif_thresholds import Rule
 from gristmill.flows.browser.addresses import DOCUMENTS, Name, Search, address
 from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
 from gristmill.flows.browser.elements import id_span, listing_of, value_text
@@ -24,10 +24,7 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.questions.threshold_samples import (
     MOST_SHARDS,
-    NearestPlaces,
-    merge_nearest,
-    read_samples,
-    some_shards,
+    nearest_samples,
     stored_rules,
 )
 from gristmill.mixtures.loader import short_key
@@ -151,12 +148,8 @@ def _nearest(corpus: Inputs, step: str, rule: Rule, rules_of_step: list[Rule]) -
     """The documents next to a bound: dropped ones, and those that it let through, which
     other rules may have dropped.
     """
-    places: NearestPlaces = {rule.label: {"failing": [], "passing": []}}
-    for shard in some_shards(corpus):
-        verdicts, _ = judge_shard(corpus, shard, step, rules_of_step, rules_of_step)
-        nearest_rows = nearest(verdicts, rule, SAMPLES)
-        merge_nearest(places, rule.label, shard, nearest_rows, SAMPLES)
-    samples = read_samples(corpus, places)[rule.label]
+    rules = {step: rules_of_step}
+    samples = nearest_samples(corpus, rules, [rule.label], SAMPLES)[rule.label]
     columns = []
     sides = (("Dropped", samples.failing), ("Passed this rule", samples.passing))
     for title, side in sides:

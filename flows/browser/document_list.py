@@ -15,7 +15,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.dataprep.conservation import ranked
 from gristmill.dataprep.corpus import Corpus
@@ -56,6 +55,11 @@ from gristmill.tokenize.importing.token_sources import decoded_text
 ON_PAGE = 25
 MOST_COUNTED = 1_000_000
 """Documents of the largest corpus whose matches are counted."""
+OUTCOMES: dict[Outcome, str] = {
+    "kept": "kept",
+    "dropped": f"NOT kept AND coalesce(reason, '') <> '{QUARANTINE_REASON}'",
+    "quarantined": f"reason = '{QUARANTINE_REASON}'",
+}
 JUDGED = ("source", "kept", "dropped_by", "reason")
 LANGUAGE = "language"
 
@@ -135,32 +139,22 @@ def search(
 
 def matches(table: pa.Table, query: Search) -> np.ndarray:
     """Documents that match a search: (n,) bool; a missing value matches nothing."""
-    conditions = [
-        pc.equal(table[name].cast(pa.string()), value)
-        for name, value in (
-            ("source", query.source),
-            (LANGUAGE, query.language),
-            ("dropped_by", query.step),
-            ("reason", query.reason),
-        )
-        if value is not None
-    ]
-    is_quarantined = pc.fill_null(
-        pc.equal(table["reason"].cast(pa.string()), QUARANTINE_REASON), False
-    )
-    is_lost = pc.invert(table["kept"])
-    outcomes = {
-        "kept": table["kept"],
-        "dropped": pc.and_not(is_lost, is_quarantined),
-        "quarantined": is_quarantined,
+    values = {
+        "source": query.source,
+        LANGUAGE: query.language,
+        "dropped_by": query.step,
+        "reason": query.reason,
     }
-    conditions += [outcomes[query.outcome]] if query.outcome else []
+    conditions = [OUTCOMES[query.outcome]] if query.outcome else []
+    for name, value in values.items():
+        if value is not None:
+            literal = value.replace("'", "''")
+            conditions.append(f"{name} = '{literal}'")
     mask = np.ones(len(table), bool)
-    for condition in conditions:
-        mask &= pc.fill_null(condition, False).to_numpy().astype(bool)
-    if query.where is not None and len(table):
-        is_valid, is_hit = evaluate(query.where, "BOOLEAN", table)
-        mask &= is_valid & np.where(is_valid, is_hit, False).astype(bool)
+    for expression in (" AND ".join(conditions), query.where):
+        if expression and len(table):
+            is_valid, is_hit = evaluate(expression, "BOOLEAN", table)
+            mask &= is_valid & np.where(is_valid, is_hit, False).astype(bool)
     return mask
 
 

@@ -72,13 +72,7 @@ def document_page(run: BrowsedRun, id: Address, whole: bool = False) -> Page:
         rows.append(("example", Link(uses, address("examples", document.id))))
     place = f"{document.shard}, row {document.row}; {document.characters:,} characters"
     rows.append(("place", place))
-    try:
-        metadata = json.loads(document.metadata or "{}")
-    except ValueError:
-        metadata = document.metadata
-    if not isinstance(metadata, dict):
-        metadata = {"": metadata} if metadata else {}
-    for name, value in metadata.items():
+    for name, value in json.loads(document.metadata or "{}").items():
         is_text = isinstance(value, str)
         rows.append((name, value if is_text else json.dumps(value, ensure_ascii=False)))
     badge = Span("kept" if is_kept else "not kept", "kept" if is_kept else "dropped")

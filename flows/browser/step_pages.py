@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import read_table
+from gristmill.dataprep.row_groups import read_matching
 from gristmill.flows.browser.addresses import (
     DOCUMENTS,
     Address,
@@ -349,12 +348,8 @@ def example_page(run: BrowsedRun, id: Address) -> Page:
     for stage in run.packed_sets():
         path = run.folder(stage).data / EXAMPLES
         if path.exists():
-            is_example = pc.field("id") == example
-            for record in read_table(path, ["id", "record"]).filter(is_example)[
-                "record"
-            ]:
-                text = json.dumps(
-                    json.loads(record.as_py()), indent=1, ensure_ascii=False
-                )
+            records = read_matching(path, "id", [example], ["record"])["record"]
+            for record in map(json.loads, records.to_pylist()):
+                text = json.dumps(record, indent=1, ensure_ascii=False)
                 sections.append(Section("What it was made from", [Text([Span(text)])]))
     return Page(f"Example {example[:16]}", sections, [Note(note)])

@@ -26,7 +26,8 @@ def annotators(
 ) -> None:
     """List published models and rules that annotate documents, or show one."""
     from gristmill.flows.cli.application import fail
-    from gristmill.flows.pages.terminal_tables import plain_table
+    from gristmill.flows.pages.page_elements import Table
+    from gristmill.flows.pages.terminal_tables import print_table
     from gristmill.flows.running.terminal import plain_console
     from gristmill.mixtures.annotators import read_annotators
     from gristmill.mixtures.yaml_text import unknown_name
@@ -45,10 +46,8 @@ def annotators(
     elif name is not None:
         echo("\n".join(described(name, presets[name])))
     else:
-        table = plain_table(("annotator", False), ("step", False), ("", False))
-        for key, annotator in presets.items():
-            table.add_row(key, annotator.step, annotator.about)
-        plain_console().print(table)
+        rows = [(key, preset.step, preset.about) for key, preset in presets.items()]
+        print_table(plain_console(), Table(["annotator", "step", ""], rows))
 
 
 def described(name: str, annotator: Annotator) -> list[str]:

@@ -319,6 +319,14 @@ def print_json(value: Any) -> None:
     echo(text.translate(_ESCAPES))
 
 
+def print_answer(answer: Any, as_json: bool) -> None:
+    """Print an answer as JSON, or with its method `show`."""
+    if as_json:
+        print_json(answer)
+    else:
+        answer.show()
+
+
 _ESCAPES = {
     code: f"\\u{code:04x}"
     for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))

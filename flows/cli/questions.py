@@ -22,6 +22,7 @@ from gristmill.flows.cli.application import (
     fail,
     open_or_exit,
     out_file,
+    print_answer,
     print_json,
 )
 
@@ -52,8 +53,7 @@ def explain(
     from gristmill.flows.questions.explain import history
 
     session = open_or_exit(manifest, set_, store)
-    document_history = history(session, document, text)
-    print_json(document_history) if as_json else document_history.show()
+    print_answer(history(session, document, text), as_json)
 
 
 @app.command()
@@ -82,8 +82,7 @@ def search(
     from gristmill.flows.questions.search import search as find
 
     session = open_or_exit(manifest, set_, store)
-    hits = find(session, text, by, limit)
-    print_json(hits) if as_json else hits.show()
+    print_answer(find(session, text, by, limit), as_json)
 
 
 @app.command()
@@ -199,8 +198,8 @@ def whatif(
 
     before = open_or_exit(manifest, None, store)
     if scores is not None:
-        agreement = compare_scores(committed_corpus(before), scores.split(","), top)
-        print_json(agreement) if as_json else agreement.show()
+        corpus = committed_corpus(before)
+        print_answer(compare_scores(corpus, scores.split(","), top), as_json)
         return
     after = open_or_exit(manifest, set_, store)
     if not set_:
@@ -211,10 +210,8 @@ def whatif(
         return
     comparison = compare(before, after)
     tokenized = before.committed(TOKENIZE)
-    replayed = replay(
-        comparison, samples, None if tokenized is None else tokenized.data
-    )
-    print_json(replayed) if as_json else replayed.show()
+    tokens = None if tokenized is None else tokenized.data
+    print_answer(replay(comparison, samples, tokens), as_json)
 
 
 @app.command()
@@ -229,8 +226,7 @@ def losses(
     """
     from gristmill.flows.questions.losses import losses as report
 
-    loss_report = report(open_or_exit(manifest, set_, store))
-    print_json(loss_report) if as_json else loss_report.show()
+    print_answer(report(open_or_exit(manifest, set_, store)), as_json)
 
 
 @app.command()
@@ -252,8 +248,7 @@ def dialects(
     from gristmill.flows.questions.dialects import compare_dialects
 
     session = open_or_exit(manifest, set_, store)
-    comparison = compare_dialects(session, sample)
-    print_json(comparison) if as_json else comparison.show()
+    print_answer(compare_dialects(session, sample), as_json)
 
 
 @app.command()
@@ -298,15 +293,9 @@ def trace(
     """
     if sum(option is not None for option in (step, document, text)) != 1:
         fail("give one of --step N, --document ID and --text FILE")
-    from gristmill.flows.stages.registry import PRETRAIN, STAGES
-    from gristmill.mixtures.yaml_text import unknown_name, why_unreadable
+    from gristmill.flows.stages.registry import PRETRAIN
+    from gristmill.mixtures.yaml_text import why_unreadable
 
-    training_stages = [
-        name for name, registered in STAGES.items() if registered.training is not None
-    ]
-    if stage is not None and stage not in training_stages:
-        lead = "training stages are"
-        fail(f"no such training stage: {unknown_name(stage, training_stages, lead)}")
     content = None
     if text is not None:
         try:
@@ -318,18 +307,15 @@ def trace(
     if content is not None:
         from gristmill.flows.questions.trace_text import trace_text
 
-        passages = trace_text(session, content)
-        print_json(passages) if as_json else passages.show()
+        print_answer(trace_text(session, content), as_json)
     elif step is not None:
         from gristmill.flows.questions.trace import trace_step
 
-        step_trace = trace_step(session, step, stage or PRETRAIN)
-        print_json(step_trace) if as_json else step_trace.show()
+        print_answer(trace_step(session, step, stage or PRETRAIN), as_json)
     elif document is not None:
         from gristmill.flows.questions.trace import trace_document
 
-        document_trace = trace_document(session, document)
-        print_json(document_trace) if as_json else document_trace.show()
+        print_answer(trace_document(session, document), as_json)
 
 
 @app.command()

@@ -36,7 +36,8 @@ def recipes(
     recipe:NAME.
     """
     from gristmill.flows.cli.application import fail
-    from gristmill.flows.pages.terminal_tables import plain_table
+    from gristmill.flows.pages.page_elements import Table
+    from gristmill.flows.pages.terminal_tables import print_table
     from gristmill.flows.running.terminal import plain_console
 
     if name is not None:
@@ -58,10 +59,7 @@ def recipes(
         )
         return
     console = plain_console()
-    table = plain_table(("recipe", False), ("", False))
-    for recipe, description in descriptions.items():
-        table.add_row(recipe, description)
-    console.print(table)
+    print_table(console, Table(["recipe", ""], list(descriptions.items())))
     console.print(
         "\ngristmill recipes NAME shows one\ngristmill run recipe:NAME --set "
         "sources.web.path=DATA runs it\n"

@@ -74,7 +74,7 @@ def slurm(
         fail("give a store at a path that all hosts share: --store /shared/store")
     if "://" not in store_location:
         store_location = os.path.abspath(store_location)
-    file = manifest if os.path.isabs(manifest) else os.path.abspath(manifest)
+    file = os.path.abspath(manifest)
     session = open_or_exit(file, set_, store_location, until=until, exactly=True)
     trains = [
         name for name, node in session.plan.items() if node.stage.requirements.torchrun

@@ -94,11 +94,10 @@ def try_(
     """Run your own function on some documents, and show its effect."""
     from pydantic import ValidationError
 
-    from gristmill.dataprep.readers.sources import SourceError
     from gristmill.flows.authoring.try_function import take_sample, try_step
     from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
-    from gristmill.mixtures.user_code import Own, OwnCodeError, take_code
-    from gristmill.mixtures.yaml_text import in_words
+    from gristmill.mixtures.user_code import Own, take_code
+    from gristmill.mixtures.yaml_text import problems_of
 
     session = None if manifest is None else open_or_exit(manifest, set_, store)
     location = (
@@ -126,15 +125,9 @@ def try_(
             step = OwnAnnotate.model_validate(section | bounds)
         with take_sample(location, session, documents) as sample:
             trial = try_step(step, sample, documents)
-    except (OwnCodeError, SourceError) as error:
-        fail(str(error))
     except ValidationError as error:
         # such as an option that this kind of step does not have
-        problems = [
-            f"{'.'.join(map(str, item['loc']))}: {in_words(item)}"
-            for item in error.errors()
-        ]
-        fail("; ".join(problems))
+        fail(problems_of(error))
     except ValueError as error:
         fail(str(error))
     if as_json:

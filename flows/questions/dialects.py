@@ -20,7 +20,7 @@ from gristmill.dataprep.filters.gopher import DIALECTS
 from gristmill.flows.authoring.measured_sample import (
     RulesVerdict,
     judge_by_rules,
-    verdict_table,
+    print_verdicts,
 )
 from gristmill.flows.pages.terminal_tables import section
 from gristmill.flows.questions.find_documents import (
@@ -62,7 +62,7 @@ class DialectComparison:
         console = plain_console()
         size = f"{self.bytes / 1e6:.1f} MB"
         section(console, f"Kept of {self.documents:,} documents ({size})")
-        console.print(verdict_table("dialect", self.dialects, console.width))
+        print_verdicts(console, "dialect", self.dialects)
 
 
 def compare_dialects(session: Session, sample: int) -> DialectComparison:

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from rich.table import Table
-from rich.text import Text
 
 from gristmill.core.files import atomic_write
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.where_sql import CONFINED
-from gristmill.flows.pages.page_elements import Table as PageTable
+from gristmill.flows.pages.page_elements import Table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.running.terminal import plain_console, visible
 
@@ -137,24 +135,19 @@ def print_answer(answer: Answer) -> None:
     all_rows = answer.rows()
     rows = list(itertools.islice(all_rows, SHOWN_ROWS))
     hidden_rows = sum(1 for _ in all_rows)
+    names = list(map(visible, columns))
+    cells = [list(map(shown, row)) for row in rows]
     if len(columns) * (LEAST_WIDTH + 2) > console.width:
-        widest = max(map(len, columns))
-        for number, row in enumerate(rows, 1):
-            console.print(f"row {number}", style="bold")
-            grid = Table.grid(padding=(0, 2, 0, 0))
-            grid.add_column(min_width=min(widest, console.width // 3), overflow="fold")
-            grid.add_column(overflow="fold")
-            for name, value in zip(columns, row, strict=True):
-                grid.add_row(Text(name, style="dim"), Text(shown(value)))
-            console.print(grid)
+        for number, row_cells in enumerate(cells, 1):
+            fields = list(zip(names, row_cells, strict=True))
+            print_table(console, Table(["", ""], fields), f"row {number}")
     else:
-        numeric = []
-        for index in range(len(columns)):
-            kinds = {type(row[index]) for row in rows} - {type(None)}
-            if kinds <= {int, float}:
-                numeric.append(index)
-        cells = [list(map(shown, row)) for row in rows]
-        print_table(console, PageTable(list(map(visible, columns)), cells, numeric))
+        numeric = [
+            index
+            for index, values in enumerate(zip(*rows, strict=True))
+            if {type(value) for value in values} <= {int, float, type(None)}
+        ]
+        print_table(console, Table(names, cells, numeric))
     if hidden_rows:
         console.print(
             f"and {hidden_rows:,} more rows; --csv, --json and --out "

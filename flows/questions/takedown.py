@@ -54,6 +54,7 @@ from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.steps.examples import output_name
 from gristmill.mixtures.yaml_text import join_first, why_unreadable
 from gristmill.tokenize.importing.token_sources import corpus_shards
+from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.packed import PackedSet
 
 TAKEN_DOWN = "documents.ids"
@@ -248,7 +249,7 @@ def read_list(path: Path) -> list[str]:
                 raise TakedownError(
                     f"{path}:{number}: begins like JSON, but is not: {error}"
                 ) from error
-            values = [entry.get(key) for key in LIST_KEYS]
+            values = map(entry.get, LIST_KEYS)
             name = next((value for value in values if isinstance(value, str)), "")
             if not name:
                 raise TakedownError(f"{path}:{number}: has none of the keys {keys}")
@@ -292,11 +293,6 @@ def find_documents(
     return dict(sorted(documents.items())), [
         name for name in names if name not in matched_names
     ]
-
-
-def none_there(names: Sequence[str]) -> TakedownError:
-    """Build the error for a list without any existing document."""
-    return TakedownError(f"no such document exists: {join_first(names, SHOWN_NAMES)}")
 
 
 def near_duplicates(inputs: Inputs, documents: Iterable[bytes]) -> set[bytes]:
@@ -348,7 +344,8 @@ def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> Tak
     known_names = {id_.hex() for id_ in known_examples}
     not_found = [name for name in not_found if name.lower() not in known_names]
     if not documents and not known_examples:
-        raise none_there(names)
+        missing = join_first(names, SHOWN_NAMES)
+        raise TakedownError(f"no such document exists: {missing}")
     duplicates = _named(inputs, near_duplicates(inputs, documents))
     removed = {**documents, **(duplicates if with_duplicates else {})}
     derived = descendants(inputs, {*removed, *known_examples})
@@ -462,8 +459,7 @@ def write_takedown(session: Session, takedown: Takedown) -> TakedownFiles:
         earlier_lists.append(session.manifest.examples[name].exclude)
     ids = set(takedown.excluded)
     for path in filter(None, earlier_lists):
-        lines = map(str.strip, Path(path).read_text().splitlines())
-        ids.update(line for line in lines if line and not line.startswith("#"))
+        ids.update(id_.hex() for id_ in read_excluded(path))
     checkpoint = text = None
     if takedown.last_clean is not None:
         checkpoint = str(keep_checkpoint(session, takedown.last_clean))

@@ -106,25 +106,17 @@ def describe_cuts(
 ) -> list[Cut]:
     """Describe the rules that dropped most documents, most first."""
     dropping = []
-    for stage, rules in stored_rules(session, inputs).items():
+    all_rules = stored_rules(session, inputs)
+    for stage, rules in all_rules.items():
         for rule in rules:
             dropped = rule.dropped(summaries[stage])
             if dropped and isinstance(rule.bound, int | float):
                 dropping.append((dropped, stage, rule))
     dropping.sort(key=lambda item: (-item[0], item[2].label))
     dropping = dropping[:MOST_RULES]
-    rules_by_stage: dict[str, list[Rule]] = {}
-    for _, stage, rule in dropping:
-        rules_by_stage.setdefault(stage, []).append(rule)
-
-    places: NearestPlaces = {}
-    for shard in some_shards(inputs):
-        for stage, rules in rules_by_stage.items():
-            verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
-            for rule in rules:
-                nearest_rows = nearest(verdicts, rule, SAMPLES)
-                merge_nearest(places, rule.label, shard, nearest_rows, SAMPLES)
-    samples = read_samples(inputs, places)
+    rules_of_stages = {stage: all_rules[stage] for _, stage, _ in dropping}
+    labels = [rule.label for _, _, rule in dropping]
+    samples = nearest_samples(inputs, rules_of_stages, labels, SAMPLES)
     return [
         Cut(
             rule.label,
@@ -140,10 +132,27 @@ def describe_cuts(
     ]
 
 
-def some_shards(inputs: Inputs) -> list[str]:
-    """Return at most MOST_SHARDS shards, spread evenly."""
+def nearest_samples(
+    inputs: Inputs, rules: Mapping[str, list[Rule]], labels: Iterable[str], most: int
+) -> dict[str, Samples]:
+    """Find the documents nearest to some rules' bounds in at most MOST_SHARDS shards,
+    spread evenly.
+
+    Args:
+        rules: stage -> all its rules.
+        labels: labels of the rules in question.
+        most: number of documents on each side of a bound.
+    """
+    places: NearestPlaces = {label: {"failing": [], "passing": []} for label in labels}
     shards = shard_names(inputs[INGEST])
-    return shards[:: max(1, -(-len(shards) // MOST_SHARDS))]
+    for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
+        for stage, stage_rules in rules.items():
+            verdicts, _ = judge_shard(inputs, shard, stage, stage_rules, stage_rules)
+            for rule in stage_rules:
+                if rule.label in places:
+                    nearest_rows = nearest(verdicts, rule, most)
+                    merge_nearest(places, rule.label, shard, nearest_rows, most)
+    return read_samples(inputs, places)
 
 
 def merge_nearest(

@@ -49,29 +49,25 @@ def trace_step(session: Session, step: int, stage: str = PRETRAIN) -> StepTrace:
     """
     reading = reading_of(session, stage)
     rows = reading.rows(step)
-    answers = None
-    if session.plan[stage].stage.row_kind == "prompts":
-        answers = answers_of_step(reading, step)
     trace = StepTrace(
         stage,
         step,
         reading.use(step, reading.steps_done()),
         rows.tolist(),
         [saved for saved in reading.checkpoints() if saved >= step],
-        answers=answers,
     )
-    if answers is not None:
-        return replace(trace, examples=[reading.examples[row][0] for row in trace.rows])
-    if reading.packed is None:
-        packed = [(row, id_) for row in trace.rows for id_ in reading.examples[row]]
-        return replace(
-            trace,
-            examples=[id_ for _, id_ in packed],
-            rows_of_examples=[row for row, _ in packed],
-        )
-    documents = documents_of_rows(reading.packed, committed_inputs(session), rows)
-    tokens = sum(document.tokens for document in documents)
-    return replace(trace, tokens=tokens, documents=documents)
+    if reading.packed is not None:
+        documents = documents_of_rows(reading.packed, committed_inputs(session), rows)
+        tokens = sum(document.tokens for document in documents)
+        return replace(trace, tokens=tokens, documents=documents)
+    packed = [(row, id_) for row in trace.rows for id_ in reading.examples[row]]
+    examples = [id_ for _, id_ in packed]
+    if session.plan[stage].stage.row_kind == "prompts":
+        answers = answers_of_step(reading, step)
+        return replace(trace, examples=examples, answers=answers)
+    return replace(
+        trace, examples=examples, rows_of_examples=[row for row, _ in packed]
+    )
 
 
 def documents_of_rows(
@@ -110,12 +106,16 @@ def trace_document(session: Session, query: str) -> DocumentTrace:
     if example is not None:
         return example
     document = history(session, query)
+    mix = document.mix
+    steps, checkpoints = list[StepReads](), list[CheckpointStep]()
+    if mix is not None and mix.use == "trained" and PRETRAIN in session.plan:
+        steps, checkpoints = describe_reading(reading_of(session), mix.rows)
     trace = DocumentTrace(
         "document",
         document.id,
         document.outcome,
-        [],
-        [],
+        steps,
+        checkpoints,
         document.source,
         document.locator,
         document.shard,
@@ -123,10 +123,9 @@ def trace_document(session: Session, query: str) -> DocumentTrace:
         parents=document.parents,
         children=document.children,
     )
-    mix = document.mix
     if mix is None:
         return replace(trace, stages=document.stages)
-    trace = replace(
+    return replace(
         trace,
         use=mix.use,
         reason=mix.reason,
@@ -134,10 +133,6 @@ def trace_document(session: Session, query: str) -> DocumentTrace:
         copies=mix.copies,
         rows=mix.rows,
     )
-    if mix.use != "trained" or PRETRAIN not in session.plan:
-        return trace
-    steps, checkpoints = describe_reading(reading_of(session), mix.rows)
-    return replace(trace, steps=steps, checkpoints_after=checkpoints)
 
 
 def describe_reading(
@@ -163,6 +158,8 @@ def describe_reading(
 def _trace_example(session: Session, query: str) -> DocumentTrace | None:
     """Trace a fine-tuning example; None if no stage has one with that id."""
     prefix = query.lower()
+    if len(prefix) < 4:
+        return None
     example: str | None = None
     steps: list[StepReads] = []
     checkpoints: list[CheckpointStep] = []
@@ -176,21 +173,19 @@ def _trace_example(session: Session, query: str) -> DocumentTrace | None:
         hits = {
             id_
             for id_ in itertools.chain.from_iterable(reading.examples)
-            if id_ == prefix or (len(prefix) >= 4 and id_.startswith(prefix))
+            if id_.startswith(prefix)
         }
         if len(hits) > 1:
             raise DocumentNotFoundError(
                 f"{len(hits)} examples of {stage} fit {query!r}; give more digits: "
                 f"{', '.join(sorted(hits)[:5])}"
             )
-        if not hits:
-            continue
-        (hit,) = hits
-        example = example or hit
-        rows = [row for row, ids in enumerate(reading.examples) if hit in ids]
-        steps_of_stage, checkpoints_of_stage = describe_reading(reading, rows)
-        steps += steps_of_stage
-        checkpoints += checkpoints_of_stage
+        for hit in hits:
+            example = example or hit
+            rows = [row for row, ids in enumerate(reading.examples) if hit in ids]
+            steps_of_stage, checkpoints_of_stage = describe_reading(reading, rows)
+            steps += steps_of_stage
+            checkpoints += checkpoints_of_stage
     if example is None:
         return None
     inputs, id_bytes = committed_inputs(session), bytes.fromhex(example)

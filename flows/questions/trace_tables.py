@@ -17,6 +17,7 @@ from gristmill.flows.questions.explain import (
     NOT_DRAWN,
     SHOWN_CHARS,
     Judgement,
+    short_number,
     shorten_text,
 )
 from gristmill.flows.questions.training_reads import Use
@@ -118,31 +119,17 @@ class StepTrace:
 
 
 def _print_documents(console: Console, documents: Sequence[RowDocument]) -> None:
-    """Print two lines per document: its columns, and its whole locator, which `explain`
+    """Print two lines per document: its facts, and its whole locator, which `explain`
     takes.
     """
-    rows = [("tokens", "source", "id", "quality", "cluster")]
     for document in documents:
-        quality = " ".join(
-            f"{value:.3g}" if isinstance(value, float) else str(value)
-            for value in document.quality.values()
-        )
-        cluster = ""
-        if document.cluster_size == 1:
-            cluster = "alone"
-        elif document.cluster and document.cluster_size:
-            cluster = f"{document.cluster[:8]} of {document.cluster_size}"
-        tokens, short_id = str(document.tokens), document.id[:16]
-        rows.append((tokens, document.source, short_id, quality, cluster))
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    for number, (tokens, *names) in enumerate(rows):
-        cells = map(str.ljust, names, widths)
-        line = "  ".join([tokens.rjust(first), *cells]).rstrip()
-        style = "" if number else "bold"
-        console.print(line, style=style, soft_wrap=True)
-        if number:
-            address = documents[number - 1].address
-            console.print(f"{'':{first}}  {address}", style="dim", soft_wrap=True)
+        facts = [f"{document.tokens:>8} tokens", document.source, document.id[:16]]
+        for name, value in document.quality.items():
+            facts.append(f"{name} {short_number(value)}")
+        if document.cluster_size:
+            facts.append(f"{document.cluster_size - 1} duplicates")
+        console.print("  ".join(facts), soft_wrap=True)
+        console.print(f"{'':8} {document.address}", style="dim", soft_wrap=True)
 
 
 def print_answers(

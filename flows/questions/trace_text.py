@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from gristmill.dataprep.documents import Inputs
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.trace import describe_reading
 from gristmill.flows.questions.trace_tables import (
+    StepReads,
     StepUse,
     TextPlace,
     TextSpan,
@@ -141,29 +143,26 @@ def _describe_places(
     packed.tokens(rows)  # verifies the checksums of these rows
     pieces = packed.pieces(rows).to_pylist()
     documents = describe_documents(packed, inputs, {piece["id"] for piece in pieces})
-    steps = dict[int, list[StepUse]]()
+    reads = list[StepReads]()
     if PRETRAIN in session.plan:
         reads, _ = describe_reading(reading_of(session), rows.tolist())
-        for step in reads:
-            for row in step.rows:
-                steps.setdefault(row, []).append(
-                    StepUse(step.stage, step.step, step.use)
-                )
     described = {}
     for place in places:
         row, start = divmod(place, packed.sequence_length)
-        piece = next(
-            candidate
-            for candidate in pieces
-            if candidate["row"] == row
-            and candidate["start"] <= start < candidate["start"] + candidate["length"]
+        begun = (
+            piece for piece in pieces if piece["row"] == row and piece["start"] <= start
         )
+        piece = max(begun, key=itemgetter("start"))
         described[place] = TextPlace(
             **documents[piece["id"]],
             row=row,
             start=start,
             offset=piece["offset"] + start - piece["start"],
             copy=piece["copy"],
-            steps=steps.get(row, []),
+            steps=[
+                StepUse(step.stage, step.step, step.use)
+                for step in reads
+                if row in step.rows
+            ],
         )
     return described

@@ -66,11 +66,10 @@ def test_step_prints_full_locators_below_their_columns(capsys):
     step(tokens=384, documents=documents).show()
 
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "tokens  source  id                quality  cluster",
-        "   256  posts   0123456789abcdef           alone",
-        f"        {LONG}",
-        "   128  web     ffffffffffffffff  0.5      cccccccc of 3",
-        "        http://a/",
+        "     256 tokens  posts  0123456789abcdef  0 duplicates",
+        f"         {LONG}",
+        "     128 tokens  web  ffffffffffffffff  q 0.5  2 duplicates",
+        "         http://a/",
     ]
 
 

@@ -222,8 +222,7 @@ ANSWERS = {
     "which is absent",
     "trace good.yaml --step 1 --document a": "give one of --step N",
     "trace good.yaml --step 0": "greater than or equal to 1",
-    "trace good.yaml --step 1 --stage nosuch": "no such training stage: 'nosuch'; "
-    "training stages are pretrain",
+    "trace good.yaml --step 1 --stage nosuch": "good.yaml has no `nosuch:` section",
     "trace good.yaml --step 1 --stage sft": "good.yaml has no `sft:` section",
     "trace good.yaml --step 1": "the mixture is not packed yet; run:",
     "takedown good.yaml --ids absent": "absent: there is no such file",
