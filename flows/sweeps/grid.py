@@ -19,6 +19,8 @@ from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 Share = Annotated[float, Field(ge=0.0)]
 Weights = dict[str, float]
 Settings = TypeVar("Settings", bound=Section)
+REUSED = "reused"
+"""Name of the sources whose ratios stay, as one source."""
 DIGITS = 6
 """Decimals of a share: the fingerprint of a mixture does not depend on its last
 bits.
@@ -58,6 +60,11 @@ class Grid(Section):
     """Source -> weights; all combinations are tried."""
     dirichlet: Dirichlet | None = None
     """Randomly drawn mixtures."""
+    reuse: dict[str, Share] = Field(default_factory=dict)
+    """Source -> weight in an earlier mixture, such as a suggested one. The ratios among
+    these sources stay; for all other keys they are one source, `reused` (Olmix: arXiv
+    2602.12237).
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -104,21 +111,28 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
         SweepError: a source is unknown, all weights of a mixture are 0, or there are
             fewer than two mixtures.
     """
+    dimensions, ratios = dict(manifest_weights), grid.reuse
+    if ratios:
+        check_sources(ratios, manifest_weights)
+        ratios = normalised(ratios)
+        dimensions[REUSED] = sum(dimensions.pop(name) for name in ratios)
     candidates = list(grid.mixtures)
     if grid.grid:
         combinations = itertools.product(*grid.grid.values())
         candidates += [dict(zip(grid.grid, each, strict=True)) for each in combinations]
     for weights in candidates:
-        unknown = sorted(weights.keys() - manifest_weights.keys())
-        if unknown:
-            raise SweepError(
-                f"no such source: {', '.join(unknown)} (sources: "
-                f"{', '.join(manifest_weights)})"
-            )
+        check_sources(weights, dimensions)
     if grid.dirichlet is not None:
-        candidates += drawn_mixtures(grid.dirichlet, normalised(manifest_weights))
+        candidates += drawn_mixtures(grid.dirichlet, normalised(dimensions))
     mixtures = [
-        normalised({name: weights.get(name, 0.0) for name in manifest_weights})
+        normalised(
+            {
+                name: weights.get(
+                    name, weights.get(REUSED, 0.0) * ratios.get(name, 0.0)
+                )
+                for name in manifest_weights
+            }
+        )
         for weights in candidates
     ]
     distinct = list({tuple(mixture.values()): mixture for mixture in mixtures}.values())
@@ -128,6 +142,15 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
             "add more to its file"
         )
     return distinct
+
+
+def check_sources(weights: Weights, known: Weights) -> None:
+    """Raise SweepError if weights name other sources than the known ones."""
+    unknown = sorted(weights.keys() - known.keys())
+    if unknown:
+        raise SweepError(
+            f"no such source: {', '.join(unknown)} (sources: {', '.join(known)})"
+        )
 
 
 def drawn_mixtures(dirichlet: Dirichlet, shares: Weights) -> Iterator[Weights]:

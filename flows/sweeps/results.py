@@ -26,6 +26,8 @@ from gristmill.flows.sweeps.grid import SweepError, Weights, normalised
 from gristmill.flows.sweeps.proxies import Proxy, Sweep, TriedMixture
 
 MOST_FOLDS = 16
+SAME_RATIO = 1e-3
+"""Difference of relative shares up to which ratios are equal: shares are rounded."""
 Predict = Callable[[np.ndarray], np.ndarray]
 """Shares of shape (n, sources) -> values of shape (n,)."""
 MEAN = "mean"
@@ -121,8 +123,8 @@ def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
         shares: (n, sources), rows summing to 1.
         values: (n,), positive.
     """
-    is_used = shares.any(axis=0)
-    shares = shares[:, is_used]
+    members = members_of(shares)
+    shares = shares @ members
     # The mixtures that remain without the left-out one must be at least as many as the
     # parameters.
     models = {MEAN: fit_mean} | {
@@ -140,7 +142,21 @@ def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
     }
     model = min(errors, key=lambda name: (errors[name], name != MEAN))
     predict = models[model](shares, values)
-    return Fit(model, errors, lambda where: predict(where[:, is_used]), left_out[model])
+    return Fit(model, errors, lambda where: predict(where @ members), left_out[model])
+
+
+def members_of(shares: np.ndarray) -> np.ndarray:
+    """Return a matrix (sources, groups) that adds up the shares of sources whose ratios
+    are those of all other mixtures too: one source for the models, whose distances and
+    exponents do not change. Sources without a share are in no group.
+    """
+    from scipy.spatial.distance import cdist
+
+    largest = shares.max(axis=0)
+    relative = (shares / np.where(largest, largest, 1.0)).T
+    is_same = cdist(relative, relative, "chebyshev") < SAME_RATIO
+    groups = is_same.argmax(axis=1)
+    return (groups[:, None] == np.unique(groups[largest > 0])).astype(np.float64)
 
 
 def leave_one_out(
@@ -469,7 +485,7 @@ def _suggest(
     error, mean_error = results.fit.error, results.fit.mean_error
     models = {each.model for each in results.fits.values()}
     if error >= mean_error or models == {MEAN}:
-        num_sources = int(shares.any(axis=0).sum())
+        num_sources = members_of(shares).shape[1]
         needed = num_sources + 1 + max(extra for _, extra in MODELS.values())
         remedy = (
             "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures "

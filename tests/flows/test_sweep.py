@@ -30,7 +30,12 @@ from gristmill.flows.sweeps.proxies import (
     task_errors,
     train_proxies,
 )
-from gristmill.flows.sweeps.results import analyse, fit, least_within_hull
+from gristmill.flows.sweeps.results import (
+    analyse,
+    fit,
+    least_within_hull,
+    members_of,
+)
 from gristmill.flows.sweeps.run_tables import read_runs, write_runs
 from gristmill.flows.sweeps.sweep_report import (
     describe_suggestion,
@@ -73,6 +78,36 @@ def test_lists_grids_and_draws_are_normalized_and_deduplicated(tmp_path: Path) -
         three(1, 0, 0),
         three(0, 1, 0),
     ]
+
+
+def test_reused_sources_keep_their_ratios_and_count_as_one_source() -> None:
+    """Prose and maths are 3 to 1, as in the earlier mixture, whatever code gets."""
+    grid = Grid.model_validate(
+        {
+            "reuse": {"prose": 0.6, "maths": 0.2},
+            "mixtures": [{"code": 1}],
+            "grid": {"reused": [1], "code": [0, 0.25, 1]},
+            "dirichlet": {"samples": 3},
+        }
+    )
+    tried = mixtures_of(grid, OWN)
+    assert tried[:4] == [
+        three(0, 1, 0),
+        three(0.75, 0, 0.25),
+        three(0.6, 0.2, 0.2),
+        three(0.375, 0.5, 0.125),
+    ]
+    for mixture in tried[4:]:
+        assert mixture["prose"] == pytest.approx(3 * mixture["maths"], abs=1e-5)
+    with pytest.raises(SweepError, match="poetry"):
+        mixtures_of(grid.model_copy(update={"reuse": {"poetry": 1.0}}), OWN)
+    with pytest.raises(SweepError, match="prose"):
+        mixtures_of(grid.model_copy(update={"mixtures": ({"prose": 1.0},)}), OWN)
+    tried_shares = np.array([list(mixture.values()) for mixture in tried])
+    assert members_of(tried_shares).tolist() == [[1, 0], [0, 1], [1, 0]]
+    values = 1.0 + np.exp(tried_shares @ [-1.0, 0.5, -1.0])
+    fitted = fit(tried_shares[:5], values[:5])
+    assert fitted.predict(tried_shares[5:]) == pytest.approx(values[5:], abs=0.02)
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
