@@ -2,9 +2,10 @@
 
 A run between whitespace loses prefixes and suffixes one by one; infixes cut the rest.
 An exception ends this early, if the run or its rest equals it, and replaces adjacent
-words of which it consists (`(him):` has a `):`). The rules are those of spaCy 3.8
-(lang/punctuation.py, lang/en/punctuation.py, tokenizer.pyx); their characters and the
-exceptions are read from the installed one.
+words of which it consists (`(him):` has a `):`). The expressions and exceptions are
+those of the installed spaCy (lang/punctuation.py, tokenizer.pyx). An affix is
+one or two marks, or a unit after a digit, and depends on its neighbours, so tables by
+kinds of code points are filled by matching the expressions with an example of each kind.
 
 Some runs are left to spaCy: with a code point outside of the basic plane, with a degree
 sign or a currency such as `US$`, with overlapping exceptions, with an infix where the
@@ -14,7 +15,10 @@ rest may be a web address, or of more than MOST_BYTES.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product
+from string import ascii_letters, digits
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +28,7 @@ from gristmill.dataprep.text.hashing import ODD, hash_bytes
 from gristmill.dataprep.text.kernels import (
     Bytes,
     Positions,
+    inlined_kernel,
     inner_kernel,
     kernel,
     text_buffers,
@@ -34,32 +39,49 @@ PLANE = 1 << 16
 """Code points of the basic plane."""
 MOST_BYTES = 255
 TABLE_BITS = 13
-LOWER, UPPER, ALPHA, DIGIT, QUOTE, PREFIX, SUFFIX, BEFORE_STOP = (
-    1 << bit for bit in range(8)
-)
-INFIX, OPERATOR, JOINT, HYPHEN, HOST, CURRENCY, UNKNOWN = (
-    1 << bit for bit in range(8, 15)
-)
-"""Kinds of code points: infixes anywhere, operators after digits, and joints or hyphens
-before letters; characters of host names, and letters of currencies.
+NAMED = ".,+-~–—…'’sSAC°§@"
+"""Code points that an expression treats unlike all others."""
+REPEATED = ("..", "//", "--", "---", "----")
+"""Copies of a mark that are one mark; more than the last are like it."""
+SETS = re.compile(r"\\.|(\[(?:\\.|[^]\\])+\])")
+"""Matches sets in an expression, as group 1."""
+TWO, ADDRESS, CAPITALS, UNKNOWN = 2, 3, 4, 255
+"""Entries of `Rules.affixes` besides 0 and 1: a suffix of two marks, a mark in a web
+address, a suffix after two capitals, and a run that is left to spaCy.
 """
-STOP, COMMA, PLUS, HYPHEN_MINUS, DOLLAR, APOSTROPHE = (ord(mark) for mark in ".,+-$'")
-COLON, SLASH, QUESTION, SHARP, AT = (ord(mark) for mark in ":/?#@")
-SMALL_S, CAPITAL_S, RIGHT_QUOTE, ELLIPSIS, EM_DASH = (ord(mark) for mark in "sS’…—")
 NOTHING, UNIT = np.uint64(0), np.uint64(1)
-"""Cuts of a word that is looked up entire, and of a unit or currency after a digit."""
+"""Cuts of a word that is looked up entire, and of a unit after a digit."""
 LONGEST_UNIT = 5
 """Code points."""
 
 
+Triple = tuple[str, str, str]
+"""A mark between its neighbours."""
+
+
 class Rules(NamedTuple):
-    """The rules as arrays.
+    """The rules as arrays, for k kinds of marks; kind 0 is the end of a run.
 
     Cuts of a word are a uint64 with bit n set if another word begins at its byte n.
     """
 
     kinds: np.ndarray
-    """uint16 of shape (PLANE,): kinds of each code point."""
+    """uint8 of shape (PLANE,): kind of each code point."""
+    joined: np.ndarray
+    """uint8 of shape (k, k): kind of the mark that two neighbours make; 0 if they stay
+    two, or UNKNOWN.
+    """
+    affixes: np.ndarray
+    """uint8 of shape (k, k, k): 1 if a mark is an affix, by that before it, itself, and
+    that after it: a prefix if none is before it, a suffix if none is after it, or an
+    infix.
+    """
+    is_capital: np.ndarray
+    """bool of shape (k,): kinds of upper-case letters."""
+    hosts: np.ndarray
+    """uint8 of shape (k,): 1 for marks of host names, 2 for marks before them, 0 for
+    others.
+    """
     keys: np.ndarray
     """uint64 of shape (2^TABLE_BITS,): hash of an exception or unit and of its cuts
     before it is applied; 0 if free.
@@ -71,12 +93,10 @@ class Rules(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Buffers for a run's code points and words."""
+    """Buffers for a run's marks, from 2 on, and words."""
 
-    codes: np.ndarray
-    """int64: code points."""
     kinds: np.ndarray
-    """uint16: their kinds."""
+    """uint8: kinds of marks; 0 before the first and after the last."""
     places: np.ndarray
     """int64: first byte of each, and the end."""
     is_cut: np.ndarray
@@ -88,86 +108,124 @@ class Run(NamedTuple):
 def read_rules(tokenizer: Any) -> Rules:
     """Rules of spaCy's English tokenizer."""
     from spacy.attrs import ORTH
-    from spacy.lang import char_classes
+    from spacy.lang.char_classes import LIST_UNITS
+    from spacy.lang.en import English
 
-    keys, all_cuts = (np.zeros(1 << TABLE_BITS, np.uint64) for _ in range(2))
-    rules = Rules(_code_point_kinds(char_classes), keys, all_cuts, 0)
-    for unit in [*char_classes.LIST_UNITS, *char_classes.LIST_CURRENCY, "+"]:
-        _insert(rules, unit.replace("\\", "").encode(), UNIT, NOTHING)
-    # a single character is a word anyway
+    rules = _read_tables(English.Defaults)
+    for unit in LIST_UNITS:
+        _insert(rules, unit, UNIT, NOTHING)
     exceptions = {
-        word.encode(): _cuts_of([len(piece[ORTH].encode()) for piece in pieces])
+        word: _cuts_of([len(piece[ORTH].encode()) for piece in pieces])
         for word, pieces in tokenizer.rules.items()
-        if len(word) > 1 and "°" not in word
     }
-    data, offsets = text_buffers(
-        pa.array(list(exceptions), pa.large_binary()).cast(pa.large_string())
-    )
+    data, offsets = text_buffers(pa.array([*exceptions], pa.large_string()))
     sizes, lengths = split_runs(data, offsets[:-1], offsets[1:], rules)
     ends = np.cumsum(sizes, dtype=np.int64)
     for (word, cuts), size, end in zip(exceptions.items(), sizes, ends, strict=True):
         _insert(rules, word, NOTHING, cuts)
         if size > 1:
             _insert(rules, word, _cuts_of(lengths[end - size : end].tolist()), cuts)
-    return rules._replace(longest=max(map(len, exceptions)))
+    return rules._replace(longest=int(np.diff(offsets).max()))
 
 
-def _code_point_kinds(classes: Any) -> np.ndarray:
-    single = [*classes.LIST_PUNCT, *classes.LIST_QUOTES, *classes.LIST_ICONS, "—", "–"]
-    patterns = {
-        LOWER: f"[{classes.ALPHA_LOWER}]",
-        UPPER: f"[{classes.ALPHA_UPPER}]",
-        ALPHA: f"[{classes.ALPHA}]",
-        DIGIT: "[0-9]",
-        QUOTE: f"[{classes.CONCAT_QUOTES}]",
-        PREFIX: "|".join(
-            filter(str.strip, [*single, *classes.LIST_CURRENCY, "[§%=+]"])
-        ),
-        SUFFIX: "|".join(filter(str.strip, single)),
-        BEFORE_STOP: rf"[0-9{classes.ALPHA_LOWER}%²\-\+{classes.PUNCT}(?:{classes.CONCAT_QUOTES})]",
-        INFIX: f"[…{classes.CONCAT_ICONS}]",
-        OPERATOR: r"[+\-*^]",
-        JOINT: "[:<>=/]",
-        HYPHEN: "[-–—~]",
-        HOST: r"[A-Za-z0-9._\-\u00a1-\uffff]",
-        CURRENCY: "[ACS]",
-        UNKNOWN: "°",
-    }
-    kinds = np.zeros(PLANE, np.uint16)
+def _read_tables(defaults: Any) -> Rules:
+    """Rules without units and exceptions."""
+    from spacy.lang.char_classes import ALPHA_LOWER, ALPHA_UPPER
+
+    rules = [
+        [*filter(str.strip, affixes)]
+        for affixes in (defaults.prefixes, defaults.infixes, defaults.suffixes)
+    ]
+    kinds, marks = _kinds_of_marks(rules)
+    number = {mark: place for place, mark in enumerate(marks)}
+    is_capital, is_domain = (
+        np.array([re.fullmatch(f"[{letters}]", mark) is not None for mark in marks])
+        for letters in (ALPHA_UPPER, f"{ALPHA_LOWER}0-9")
+    )
+    dot, dash = number["."], number["—"]
+    joined = np.zeros((len(marks), len(marks)), np.uint8)
+    for mark in REPEATED:
+        joined[[number[mark[1:]], number[mark]], number[mark[0]]] = number[mark]
+    joined[[number[letter] for letter in "ACS"], number["$"]] = UNKNOWN
+    joined[:, number["°"]] = UNKNOWN
+    prefixes, infixes, suffixes = map("|".join, rules)
+    affixes = np.zeros((len(marks), len(marks), len(marks)), np.uint8)
+    for expression, triples in (
+        (f"^(?:{prefixes})", product([""], marks, marks)),
+        (infixes, product(marks[1:], marks, marks)),
+        (f"(?:{suffixes})$", product(marks, marks[1:], [""])),
+    ):
+        for triple, begin, end in _matches(expression, [*triples]):
+            before, mark, after = triple
+            cell = number[before], number[mark], number[after]
+            if begin == len(before):
+                affixes[cell] = 1 if end == len(before + mark) else UNKNOWN
+            elif not after:
+                affixes[cell] = TWO if end - begin == len(before + mark) else UNKNOWN
+    affixes[1:, dash, dash] = UNKNOWN
+    affixes[1:, dot, is_domain] = np.where(
+        affixes[1:, dot, is_domain], UNKNOWN, ADDRESS
+    )
+    affixes[is_capital & (affixes[:, dot, 0] == 0), dot, 0] = CAPITALS
+    hosts = np.zeros(len(marks), np.uint8)
+    hosts[kinds[[*map(ord, ascii_letters + digits + "-_."), *range(0xA1, PLANE)]]] = 1
+    hosts[-len(REPEATED) :] = 1
+    hosts[[number["//"], number["@"]]] = 2
+    keys, cuts = np.zeros((2, 1 << TABLE_BITS), np.uint64)
+    return Rules(kinds, joined, affixes, is_capital, hosts, keys, cuts, 0)
+
+
+def _kinds_of_marks(rules: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:
+    """Kind of each code point, by the sets of the expressions that it is in, and an
+    example of each kind, of which the first is empty and the last are REPEATED.
+    """
+    expressions = "|".join(map("|".join, rules))
+    sets = {match[1] for match in SETS.finditer(expressions) if match[1]}
+    sets |= {f"[{mark}]" for mark in NAMED}
+    for affixes in rules:
+        single = [mark for mark in affixes if len(mark.strip("\\")) == 1]
+        sets.add(f"[{''.join(single)}]")
     plane = "".join(map(chr, range(PLANE)))
-    for kind, pattern in patterns.items():
-        for characters in re.finditer(f"(?:{pattern})+", plane):
-            kinds[characters.start() : characters.end()] |= kind
-    return kinds
+    signatures = np.zeros(PLANE, np.uint64)
+    for bit, characters in enumerate(sorted(sets)):
+        for match in re.finditer(f"{characters}+", plane):
+            signatures[slice(*match.span())] |= UNIT << np.uint64(bit)
+    _, firsts, kinds = np.unique(signatures, return_index=True, return_inverse=True)
+    examples = map(chr, firsts.tolist())
+    return (kinds + 1).astype(np.uint8), ["", *examples, *REPEATED]
+
+
+def _matches(
+    expression: str, triples: Sequence[Triple]
+) -> Iterator[tuple[Triple, int, int]]:
+    """Matches in the texts of three marks: the marks, begin and end."""
+    texts = [*map("".join, triples)]
+    starts = [0, *accumulate(len(text) + 1 for text in texts)]
+    for match in re.compile(expression, re.MULTILINE).finditer("\n".join(texts)):
+        text = bisect(starts, match.start()) - 1
+        yield triples[text], match.start() - starts[text], match.end() - starts[text]
 
 
 def _cuts_of(lengths: Sequence[int]) -> np.uint64:
-    return np.uint64(sum(1 << place for place in np.cumsum(lengths)[:-1].tolist()))
+    return np.uint64(sum(1 << place for place in accumulate(lengths[:-1])))
 
 
-def _insert(rules: Rules, word: bytes, inner: np.uint64, cuts: np.uint64) -> None:
-    key = _key(np.frombuffer(word, np.uint8), 0, len(word), inner)
-    slot = int(key) >> 64 - TABLE_BITS
-    while rules.keys[slot] not in (0, key):
-        slot = (slot + 1) % len(rules.keys)
+def _insert(rules: Rules, word: str, inner: np.uint64, cuts: np.uint64) -> None:
+    data = np.frombuffer(word.encode(), np.uint8)
+    slot, key = _find(rules, data, 0, len(data), inner)
     rules.keys[slot], rules.cuts[slot] = key, cuts
 
 
-@inner_kernel
-def _key(data: Bytes, begin: int, end: int, inner: np.uint64) -> np.uint64:
-    return (hash_bytes(data, begin, end) ^ inner) * ODD
-
-
-@inner_kernel
-def _find(rules: Rules, data: Bytes, begin: int, end: int, inner: np.uint64) -> int:
-    """Slot of an exception or unit with its cuts; -1 if there is none."""
-    key = _key(data, begin, end, inner)
+@inlined_kernel
+def _find(
+    rules: Rules, data: Bytes, begin: int, end: int, inner: np.uint64
+) -> tuple[int, np.uint64]:
+    """Slot of an exception with its cuts, or the free slot for it; and its key."""
+    key = (hash_bytes(data, begin, end) ^ inner) * ODD
     slot = key >> np.uint64(64 - TABLE_BITS)
-    while rules.keys[slot] != key:
-        if rules.keys[slot] == 0:
-            return -1
-        slot = (slot + np.uint64(1)) & np.uint64(len(rules.keys) - 1)
-    return int(np.int64(slot))  # numba makes a float of -1 or an unsigned number
+    while rules.keys[slot] != key and rules.keys[slot] != 0:
+        slot = (slot + UNIT) & np.uint64(len(rules.keys) - 1)
+    return int(np.int64(slot)), key
 
 
 @kernel
@@ -187,9 +245,8 @@ def split_runs(
     sizes = np.zeros(len(starts), np.uint8)
     lengths = np.empty((ends - starts).sum(), np.uint8)
     run = Run(
-        np.empty(MOST_BYTES, np.int64),
-        np.empty(MOST_BYTES, np.uint16),
-        np.empty(MOST_BYTES + 1, np.int64),
+        np.zeros(MOST_BYTES + 3, np.uint8),
+        np.empty(MOST_BYTES + 3, np.int64),
         np.empty(MOST_BYTES + 1, np.bool_),
         np.empty(MOST_BYTES + 1, np.int64),
     )
@@ -199,10 +256,12 @@ def split_runs(
         if end - begin > MOST_BYTES:
             continue
         pos = begin
-        while pos < end and data[pos] < 0x80 and rules.kinds[data[pos]] & ALPHA:
+        while pos < end and 0x61 <= data[pos] | 0x20 <= 0x7A:
             pos += 1
+        # most runs are letters, and one word
         if pos == end and (
-            end - begin > rules.longest or _find(rules, data, begin, end, NOTHING) < 0
+            end - begin > rules.longest
+            or rules.keys[_find(rules, data, begin, end, NOTHING)[0]] == 0
         ):
             sizes[number] = 1
             lengths[count] = end - begin
@@ -219,201 +278,122 @@ def split_runs(
     return sizes, lengths
 
 
-@inner_kernel
+@inlined_kernel
 def _cut(rules: Rules, data: Bytes, begin: int, end: int, run: Run) -> bool:
     """Mark the words of a run; false if it is left to spaCy."""
-    first, last = 0, _decode_run(rules, data, begin, end, run)
+    first, last = 2, _read_marks(rules, data, begin, end, run)
     if last == 0:
         return False
+    kinds, places = run.kinds, run.places
     is_exception = False
     while first < last and not is_exception:
         prefix, suffix = 0, 0
-        is_exception = _apply(rules, data, begin, run, first, last)
+        is_exception = _apply(rules, data, begin, run, places[first], places[last])
         if not is_exception:
-            prefix = _prefix(run, first, last)
+            prefix = int(rules.affixes[0, kinds[first], kinds[first + 1]])
+            if prefix == UNKNOWN:
+                return False
             is_exception = prefix > 0 and _apply(
-                rules, data, begin, run, first + prefix, last
+                rules, data, begin, run, places[first + prefix], places[last]
             )
         if not is_exception:
-            suffix = _suffix(rules, data, begin, run, first + prefix, last)
+            if prefix > 0:
+                kinds[first] = 0
+            suffix = int(rules.affixes[kinds[last - 2], kinds[last - 1], 0])
+            if suffix == CAPITALS:
+                suffix = int(rules.is_capital[kinds[last - 3]])
+            if suffix == UNKNOWN:
+                return False
+            if suffix == 0:
+                suffix = _unit(rules, data, begin, run, last)
             is_exception = suffix > 0 and _apply(
-                rules, data, begin, run, first, last - suffix
+                rules, data, begin, run, places[first], places[last - suffix]
             )
             if is_exception:
                 prefix = 0
         if prefix + suffix == 0:
             break
         first, last = first + prefix, last - suffix
-        run.is_cut[run.places[first]] = True
-        run.is_cut[run.places[last]] = True
-    if not is_exception and not _cut_infixes(run, first, last):
+        kinds[last] = 0
+        run.is_cut[places[first]] = True
+        run.is_cut[places[last]] = True
+    if not is_exception and not _cut_infixes(rules, run, first, last):
         return False
     return _apply_adjacent(rules, data, begin, end, run)
 
 
 @inner_kernel
-def _decode_run(rules: Rules, data: Bytes, begin: int, end: int, run: Run) -> int:
-    """Number of code points of a run, which are decoded; 0 if it is left to spaCy."""
-    size = 0
+def _read_marks(rules: Rules, data: Bytes, begin: int, end: int, run: Run) -> int:
+    """Place after a run's last mark; 0 if it is left to spaCy."""
+    last = 1
     pos = begin
     while pos < end:
         code, width = decode(data, pos)
         if code >= PLANE:
             return 0
         kind = rules.kinds[code]
-        if kind & UNKNOWN or (
-            code == DOLLAR and size > 0 and run.kinds[size - 1] & CURRENCY
-        ):
+        joined = rules.joined[run.kinds[last], kind]
+        if joined == UNKNOWN:
             return 0
-        run.codes[size], run.kinds[size], run.places[size] = code, kind, pos - begin
-        size += 1
+        if joined > 0:
+            run.kinds[last] = joined
+        else:
+            last += 1
+            run.kinds[last], run.places[last] = kind, pos - begin
         pos += width
-    run.places[size] = end - begin
-    return size
+    last += 1
+    run.kinds[last], run.places[last] = 0, end - begin
+    return last
 
 
-@inner_kernel
-def _apply(
-    rules: Rules, data: Bytes, begin: int, run: Run, first: int, last: int
-) -> bool:
-    """Cut some code points of a run as an exception does, if they are one."""
-    start, stop = run.places[first], run.places[last]
-    if stop - start < 2 or stop - start > rules.longest:
-        return False
-    slot = _find(rules, data, begin + start, begin + stop, NOTHING)
-    if slot >= 0:
-        _copy_cuts(run, rules.cuts[slot], start, stop)
-    return slot >= 0
-
-
-@inner_kernel
-def _copy_cuts(run: Run, cuts: np.uint64, start: int, stop: int) -> None:
-    for place in range(start + 1, stop):
-        run.is_cut[place] = cuts >> np.uint64(place - start) & np.uint64(1) != 0
-
-
-@inner_kernel
-def _prefix(run: Run, first: int, last: int) -> int:
-    """Length of a prefix; 0 if there is none."""
-    code = run.codes[first]
-    if code == STOP:
-        size = _repeated(run, first, last)
-        return size if size > 1 else 0
-    if code == PLUS and first + 1 < last and run.kinds[first + 1] & DIGIT:
-        return 0
-    return int(run.kinds[first] & PREFIX != 0)
-
-
-@inner_kernel
-def _repeated(run: Run, first: int, last: int) -> int:
-    """Number of adjacent copies of a code point."""
-    at = first
-    while at < last and run.codes[at] == run.codes[first]:
-        at += 1
-    return at - first
-
-
-@inner_kernel
-def _suffix(
-    rules: Rules, data: Bytes, begin: int, run: Run, first: int, last: int
-) -> int:
-    """Length of the longest suffix; 0 if there is none."""
-    if first == last:
-        return 0
-    code = run.codes[last - 1]
-    before, before_kind = 0, 0
-    if last - first > 1:
-        before, before_kind = run.codes[last - 2], int(run.kinds[last - 2])
-    if code == STOP:
-        size = 1
-        while last - size > first and run.codes[last - size - 1] == STOP:
-            size += 1
-        if size > 1 or before_kind & BEFORE_STOP:
-            return size
-        return int(last - first > 2 and before_kind & run.kinds[last - 3] & UPPER != 0)
-    if run.kinds[last - 1] & SUFFIX:
-        return 2 if code == ELLIPSIS and before == ELLIPSIS else 1
-    if code in (SMALL_S, CAPITAL_S) and before in (APOSTROPHE, RIGHT_QUOTE):
-        return 2
-    for size in range(1, min(LONGEST_UNIT, last - first - 1) + 1):
-        if run.kinds[last - size] & DIGIT:
-            return 0
-        if run.kinds[last - size - 1] & DIGIT:
+@inlined_kernel
+def _unit(rules: Rules, data: Bytes, begin: int, run: Run, last: int) -> int:
+    """Number of the last marks if they are a unit after a digit, or 0."""
+    for size in range(1, min(LONGEST_UNIT, last - 3) + 1):
+        if run.kinds[last - size - 1] == rules.kinds[0x30]:
             start, stop = run.places[last - size], run.places[last]
-            slot = _find(rules, data, begin + start, begin + stop, UNIT)
-            return size if slot >= 0 else 0
+            slot, key = _find(rules, data, begin + start, begin + stop, UNIT)
+            return size if rules.keys[slot] == key else 0
     return 0
 
 
+@inlined_kernel
+def _apply(
+    rules: Rules,
+    data: Bytes,
+    begin: int,
+    run: Run,
+    start: int,
+    stop: int,
+    inner: np.uint64 = NOTHING,
+) -> bool:
+    """Cut some bytes of a run as an exception does, if they are one with such cuts."""
+    if stop - start > rules.longest:
+        return False
+    slot, key = _find(rules, data, begin + start, begin + stop, inner)
+    if rules.keys[slot] != key:
+        return False
+    for place in range(start + 1, stop):
+        run.is_cut[place] = rules.cuts[slot] >> np.uint64(place - start) & UNIT != 0
+    return True
+
+
 @inner_kernel
-def _cut_infixes(run: Run, first: int, last: int) -> bool:
-    """Cut some code points of a run at infixes; false if they may be a web address."""
-    has_infix = False
-    at = first
-    while at < last:
-        size = _infix(run, first, last, at)
-        if size > 0 and at > first:
-            run.is_cut[run.places[at]] = True
-            run.is_cut[run.places[at + size]] = True
+def _cut_infixes(rules: Rules, run: Run, first: int, last: int) -> bool:
+    """Cut some marks of a run at infixes; false if it is left to spaCy."""
+    has_infix, is_host, has_host = False, True, False
+    for mark in range(first, last):
+        kind = run.kinds[mark]
+        entry = rules.affixes[run.kinds[mark - 1], kind, run.kinds[mark + 1]]
+        is_host = rules.hosts[kind] + is_host > 1
+        has_host |= is_host and entry == ADDRESS
+        if entry == UNKNOWN:
+            return False
+        if entry == 1:
+            run.is_cut[run.places[mark]] = True
+            run.is_cut[run.places[mark + 1]] = True
             has_infix = True
-        at += max(size, 1)
-    return not has_infix or not _may_be_address(run, first, last)
-
-
-@inner_kernel
-def _infix(run: Run, first: int, last: int, at: int) -> int:
-    """Length of an infix; 0 if there is none."""
-    code, kind = run.codes[at], run.kinds[at]
-    if kind & INFIX:
-        return 1
-    size = _repeated(run, at, last)
-    if code == STOP and size > 1:
-        return size
-    if at == first or at + 1 == last:
-        return 0
-    before, after = run.kinds[at - 1], run.kinds[at + 1]
-    if code == STOP:
-        return int(before & (LOWER | QUOTE) != 0 and after & (UPPER | QUOTE) != 0)
-    if code == COMMA:
-        return int(before & after & ALPHA != 0)
-    is_negative = run.codes[at + 1] == HYPHEN_MINUS
-    if kind & OPERATOR and before & DIGIT and (after & DIGIT or is_negative):
-        return 1
-    if before & (ALPHA | DIGIT) == 0:
-        return 0
-    if kind & JOINT:
-        return int(after & ALPHA != 0)
-    if kind & HYPHEN and at + size < last and run.kinds[at + size] & ALPHA:
-        most = 3 if code == HYPHEN_MINUS else 2 if code == EM_DASH else 1
-        return size if size <= most else 0
-    return 0
-
-
-@inner_kernel
-def _may_be_address(run: Run, first: int, last: int) -> bool:
-    """True if a host's name is at the beginning, or after `//` or `@`."""
-    for at in range(first + 1, last - 1):
-        if run.codes[at] != STOP or run.kinds[at - 1] & HOST == 0:
-            continue
-        end = at + 1
-        while end < last and run.kinds[end] & (LOWER | DIGIT):
-            end += 1
-        if end < last:
-            code = run.codes[end]
-            if code not in (COLON, SLASH, QUESTION, SHARP):
-                continue
-        start = at
-        while start > first and run.kinds[start - 1] & HOST:
-            start -= 1
-        if start == first or run.codes[start - 1] == AT:
-            return True
-        if (
-            start - first > 1
-            and run.codes[start - 1] == SLASH
-            and run.codes[start - 2] == SLASH
-        ):
-            return True
-    return False
+    return not (has_infix and has_host)
 
 
 @inner_kernel
@@ -428,7 +408,7 @@ def _find_words(run: Run, size: int) -> int:
     return words
 
 
-@inner_kernel
+@inlined_kernel
 def _apply_adjacent(rules: Rules, data: Bytes, begin: int, end: int, run: Run) -> bool:
     """Cut adjacent words as an exception does, if they are one; false if two
     overlap.
@@ -443,11 +423,8 @@ def _apply_adjacent(rules: Rules, data: Bytes, begin: int, end: int, run: Run) -
             if stop - start > rules.longest:
                 break
             inner |= UNIT << np.uint64(run.bounds[last] - start)
-            slot = _find(rules, data, begin + start, begin + stop, inner)
-            if slot < 0:
-                continue
-            if first < covered:
-                return False
-            covered = last + 1
-            _copy_cuts(run, rules.cuts[slot], start, stop)
+            if _apply(rules, data, begin, run, start, stop, inner):
+                if first < covered:
+                    return False
+                covered = last + 1
     return True

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from gristmill.core.arrays import offsets_of
 from gristmill.dataprep.filters.repetition import number_spans
 from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel
 from gristmill.dataprep.text.unicode_tables import code_point_flags
@@ -122,25 +122,20 @@ def _split_others(
     data: Bytes,
     runs: Words,
     sizes: np.ndarray,
-    simple_lengths: np.ndarray,
+    lengths: np.ndarray,
     tokenizer: Any,
     lengths_of: Lengths,
 ) -> Words:
     """Split the runs that `spacy_rules.split_runs` did not, and lay out the words of
     all.
     """
-    complex_runs = np.flatnonzero(sizes == 0)
-    numbers, _ = number_spans(data, runs.starts[complex_runs], runs.ends[complex_runs])
-    firsts = complex_runs[np.unique(numbers, return_index=True)[1]]
-    places = zip(runs.starts[firsts].tolist(), runs.ends[firsts].tolist(), strict=True)
-    distinct_runs = [data[begin:end].tobytes() for begin, end in places]
-    cached = [lengths_of.get(run) for run in distinct_runs]
-    unknown = [
-        run
-        for run, run_lengths in zip(distinct_runs, cached, strict=True)
-        if run_lengths is None
-    ]
-    new_lengths: Lengths = {}
+    others = np.flatnonzero(sizes == 0)
+    starts, ends = runs.starts[others], runs.ends[others]
+    numbers, _ = number_spans(data, starts, ends)
+    firsts = np.unique(numbers, return_index=True)[1]
+    distinct_runs = [data[starts[run] : ends[run]].tobytes() for run in firsts]
+    known = {run: lengths_of.get(run) for run in distinct_runs}
+    unknown = [run for run, run_lengths in known.items() if run_lengths is None]
     if unknown:
         # all unknown runs are split in one call
         cut: list[list[int]] = [[]]
@@ -150,17 +145,19 @@ def _split_others(
             else:
                 cut[-1].append(len(token.text.encode()))
         new_lengths = dict(zip(unknown, cut, strict=True))
+        known |= new_lengths
         if len(lengths_of) + len(new_lengths) > REMEMBERED_RUNS:
             lengths_of.clear()
         lengths_of.update(new_lengths)
-    lengths = [
-        new_lengths[run] if run_lengths is None else run_lengths
-        for run, run_lengths in zip(distinct_runs, cached, strict=True)
-    ]
-    bounds = offsets_of([len(run) for run in lengths])
-    flat = np.array([length for run in lengths for length in run], np.int64)
+    words = pa.array([*known.values()], pa.list_(pa.int64())).take(pa.array(numbers))
     return _lay_out(
-        data, code_point_flags(), runs, sizes, simple_lengths, numbers, bounds, flat
+        data,
+        code_point_flags(),
+        runs,
+        sizes,
+        lengths,
+        words.value_lengths().to_numpy(),
+        words.flatten().to_numpy(),
     )
 
 
@@ -170,57 +167,40 @@ def _lay_out(
     flags: Flags,
     runs: Words,
     sizes: np.ndarray,
-    simple_lengths: np.ndarray,
-    numbers: np.ndarray,
-    bounds: np.ndarray,
     lengths: np.ndarray,
+    other_sizes: np.ndarray,
+    other_lengths: np.ndarray,
 ) -> Words:
-    """Words of all runs, by the lengths of their words: in a row, or by the number of a
-    complex run.
+    """Words of all runs, by their numbers in each and their lengths; those of runs with
+    size 0 are in `other_sizes` and `other_lengths`.
     """
-    total = 0
-    complex_run = 0
-    for size in sizes:
-        total += int(size)
-        if size == 0:
-            total += bounds[numbers[complex_run] + 1] - bounds[numbers[complex_run]]
-            complex_run += 1
+    total = np.int64(sizes.sum()) + len(other_lengths)
     starts = np.empty(total, np.int64)
     ends = np.empty(total, np.int64)
     chars = np.empty(total, np.int32)
     flag_unions = np.empty(total, np.uint16)
     word_offsets = np.zeros(len(runs.offsets), np.int64)
-    count = 0
-    complex_run = 0
-    simple_word = 0
+    count, other, other_word = 0, 0, 0
     for text in range(len(runs.offsets) - 1):
         for run in range(runs.offsets[text], runs.offsets[text + 1]):
             pos = runs.starts[run]
-            if sizes[run] == 1:
-                starts[count], ends[count], chars[count], flag_unions[count] = (
-                    pos,
-                    runs.ends[run],
-                    runs.chars[run],
-                    runs.seen[run],
-                )
-                simple_word += 1
-                count += 1
-                continue
-            is_simple = sizes[run] > 0
-            first, last = simple_word, simple_word + int(sizes[run])
-            if not is_simple:
-                number = numbers[complex_run]
-                first, last = bounds[number], bounds[number + 1]
-                complex_run += 1
-            for word in range(first, last):
-                length = int(simple_lengths[word]) if is_simple else lengths[word]
+            is_other = sizes[run] == 0
+            size = other_sizes[other] if is_other else int(sizes[run])
+            other += is_other
+            for _ in range(size):
+                if is_other:
+                    length = other_lengths[other_word]
+                    other_word += 1
+                else:
+                    length = int(lengths[count - other_word])
                 starts[count], ends[count] = pos, pos + length
-                chars[count], flag_unions[count] = describe_word(
-                    data, pos, pos + length, flags
-                )
+                if size == 1:
+                    chars[count], flag_unions[count] = runs.chars[run], runs.seen[run]
+                else:
+                    chars[count], flag_unions[count] = describe_word(
+                        data, pos, pos + length, flags
+                    )
                 pos += length
                 count += 1
-            if is_simple:
-                simple_word = last
         word_offsets[text + 1] = count
     return Words(word_offsets, starts, ends, chars, flag_unions)

@@ -37,6 +37,16 @@ from gristmill.dataprep.text.unicode_tables import ALONE, SPACE, WORD, decode
 FIRST_EASTERN = 0x3040
 """First code point of Han and Kana; other scripts without spaces are below it."""
 
+BEGINS = 4
+"""Flag of a transition: a word begins."""
+UNSPACED = np.array([[0, 5, 6, 7], [0, 1, 2, 3], [0, 2, 2, 7], [0, 3, 6, 7]])
+"""State and kind of a code point (whitespace, punctuation, letter or digit, one of a
+script without spaces) -> next state, of shape (4, 4). The states are outside of a word,
+and in one without letters, after a letter, and after one of those scripts.
+"""
+WORD_PUNCT = np.array([[0, 5, 6, 6], [0, 1, 6, 6], [0, 5, 2, 2]])
+"""The same; the states are outside of a word, in punctuation, and in a word."""
+
 
 class Words(NamedTuple):
     """Words of m texts."""
@@ -171,57 +181,33 @@ def describe_word(
     return length, flag_union
 
 
-@kernel
 def unspaced_words(
     data: Bytes, offsets: Offsets, flags: Flags, which: np.ndarray
 ) -> Words:
     """Split texts at whitespace and between the characters of scripts without
     spaces.
     """
-    capacity = total_bytes(offsets, which)
-    starts = np.empty(capacity, np.int64)
-    ends = np.empty(capacity, np.int64)
-    word_offsets = np.zeros(len(which) + 1, np.int64)
-    count = 0
-    for number in range(len(which)):
-        pos = offsets[which[number]]
-        end = offsets[which[number] + 1]
-        in_word = False
-        has_letter = False
-        is_alone = False
-        while pos < end:
-            code, width = decode(data, pos)
-            flag = flags[code]
-            if flag & SPACE != 0:
-                if in_word:
-                    ends[count] = pos
-                    count = count + 1
-                    in_word = False
-                pos += width
-                continue
-            if not in_word:
-                starts[count], in_word, has_letter, is_alone = pos, True, False, False
-            if flag & WORD != 0:
-                if has_letter and (is_alone or flag & ALONE != 0):
-                    ends[count], starts[count + 1] = pos, pos
-                    count += 1
-                has_letter = True
-                is_alone = flag & ALONE != 0
-            pos += width
-        if in_word:
-            ends[count] = end
-            count += 1
-        word_offsets[number + 1] = count
-    return describe_words(data, flags, word_offsets, starts[:count], ends[:count])
+    return _transduced_words(data, offsets, flags, which, UNSPACED)
 
 
-@kernel
 def word_punct_words(
     data: Bytes, offsets: Offsets, flags: Flags, which: np.ndarray
 ) -> Words:
     """Split texts into runs of letters, digits and underscores, and runs of
     punctuation.
     """
+    return _transduced_words(data, offsets, flags, which, WORD_PUNCT)
+
+
+@kernel
+def _transduced_words(
+    data: Bytes,
+    offsets: Offsets,
+    flags: Flags,
+    which: np.ndarray,
+    transitions: np.ndarray,
+) -> Words:
+    """Split texts by a finite-state machine (UNSPACED or WORD_PUNCT)."""
     capacity = total_bytes(offsets, which)
     starts = np.empty(capacity, np.int64)
     ends = np.empty(capacity, np.int64)
@@ -230,20 +216,22 @@ def word_punct_words(
     for number in range(len(which)):
         pos = offsets[which[number]]
         end = offsets[which[number] + 1]
-        kind = 0
+        state = 0
         while pos < end:
             code, width = decode(data, pos)
             flag = flags[code]
-            code_kind = 0 if flag & SPACE != 0 else (1 if flag & WORD != 0 else 2)
-            if code_kind != kind:
-                if kind != 0:
-                    ends[count] = pos
-                    count += 1
-                if code_kind != 0:
-                    starts[count] = pos
-                kind = code_kind
+            kind = 0
+            if flag & SPACE == 0:
+                kind = 1 + (flag & WORD != 0) * (1 + (flag & ALONE != 0))
+            entry = transitions[state, kind]
+            if state > 0 and (entry == 0 or entry & BEGINS):
+                ends[count] = pos
+                count += 1
+            if entry & BEGINS:
+                starts[count] = pos
+            state = entry & ~BEGINS
             pos += width
-        if kind != 0:
+        if state > 0:
             ends[count] = end
             count += 1
         word_offsets[number + 1] = count
