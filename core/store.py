@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
@@ -515,6 +516,7 @@ def remove_tree(path: Path) -> None:
         path.rmdir(recursive=True)  # type: ignore[call-arg]
 
 
+@cache
 def library_versions() -> dict[str, str]:
     """Versions of installed libraries that affect results."""
     from importlib.metadata import PackageNotFoundError, version

@@ -262,6 +262,8 @@ class Shard:
     @property
     def judged_documents(self) -> pa.Table:
         """The judged rows of the documents."""
+        if len(self.judged) == len(self.documents):
+            return self.documents
         return self.documents.take(self.judged)
 
     def write(

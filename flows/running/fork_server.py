@@ -10,6 +10,7 @@ does, kills all workers and the server.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -282,6 +283,7 @@ class Server:
             else:
                 with suppress(ImportError):
                     importlib.import_module(self._later.pop(0))
+            gc.freeze()  # the next collection would visit all that was imported
 
     def _answer_request(self) -> bool:
         kind, descriptors, _, _ = socket.recv_fds(self._requests, 1, 2)

@@ -266,7 +266,7 @@ def main(argv: list[str]) -> None:
         avoid_pandas()
         for name in FIRST:
             importlib.import_module(name)
-    gc.freeze()
+        gc.freeze()
     with socket.socket(fileno=int(descriptor)) as requests:
         # The later modules are imported while the first stages work.
         Server(requests, become_stage, modules or LATER).serve()
