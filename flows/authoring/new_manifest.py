@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from statistics import fmean
@@ -101,15 +102,11 @@ def read_tokenizer(path: Path, manifest_path: str) -> GivenTokenizer:
     try:
         return GivenTokenizer(manifest_path, read_external(path).get_vocab_size())
     except TokenizerError as error:
-        first_error = error
-    try:
-        return GivenTokenizer(
-            manifest_path,
-            read_external(path, end_of_text=WORDPIECE_END).get_vocab_size(),
-            WORDPIECE_END,
-        )
-    except TokenizerError:
-        raise first_error from None
+        with suppress(TokenizerError):
+            tokenizer = read_external(path, end_of_text=WORDPIECE_END)
+            vocabulary = tokenizer.get_vocab_size()
+            return GivenTokenizer(manifest_path, vocabulary, WORDPIECE_END)
+        raise error
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,20 @@ def evenly_spaced_first(items: Sequence[T]) -> list[T]:
 
 
 @dataclass(frozen=True)
+class TriedDocument:
+    """A document, and the effect of the function on it: an error, the reason for
+    dropping it, measured values, and edits (begin, end, new text) in bytes.
+    """
+
+    locator: str
+    text: str
+    error: str | None
+    reason: str | None
+    values: Mapping[str, Any]
+    edits: Sequence[tuple[int, int, str]]
+
+
+@dataclass(frozen=True)
 class DocumentError:
     """A document on which the function failed."""
 
@@ -257,7 +271,7 @@ class DroppedDocument:
     locator: str
     reason: str | None
     text: str
-    values: dict[str, object]
+    values: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -361,12 +375,7 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTr
             returns an invalid value.
     """
     function = load_document_function(step, known_columns(sample.inputs))
-    locators: list[str] = []
-    texts: list[str] = []
-    errors: list[str | None] = []
-    reasons: list[str | None] = []
-    columns: dict[str, list[Any]] = {}
-    edits: list[list[tuple[int, int, str]]] = []
+    tried: list[TriedDocument] = []
     seconds, differs = 0.0, None
     with (
         TimeLimit(step.time_limit_seconds) as limit,
@@ -374,6 +383,8 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTr
     ):
         for read in _read_documents(function, sample, documents):
             judged = read.documents["text"].take(pa.array(read.judged))
+            values: list[dict[str, Any]] = [{}] * len(judged)
+            edits: list[list[tuple[int, int, str]]] = [[]] * len(judged)
             started = time.perf_counter()
             if isinstance(step, OwnAnnotate):
                 measured = annotate.measure(function, step, read.given, limit)
@@ -386,56 +397,61 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> StepTr
                     for name, values in measured.columns.items()
                     if annotate.is_number(values.type)
                 }
-                verdicts = pa.array(
-                    annotate.judge(step, measured, numbers)[0], pa.string()
+                verdicts, errors = (
+                    annotate.judge(step, measured, numbers)[0],
+                    measured.errors,
                 )
-                reasons += spread(verdicts, measured.errors).to_pylist()
-                errors += measured.errors
-                for name, values in measured.columns.items():
-                    spread_values = spread(values, measured.errors).to_pylist()
-                    columns.setdefault(name, []).extend(spread_values)
+                reasons = spread(pa.array(verdicts, pa.string()), errors).to_pylist()
+                columns = {
+                    name: spread(column, errors)
+                    for name, column in measured.columns.items()
+                }
+                values = pa.table(columns).to_pylist() or values
             else:
-                edited, failures = edit.edit_texts(function, read.given, limit)
-                new_edits, failures = edit.compare_texts(judged, edited, failures)
+                edited, errors = edit.edit_texts(function, read.given, limit)
+                edits, errors = edit.compare_texts(judged, edited, errors)
                 seconds += time.perf_counter() - started
                 differs = differs or edit.compare_calls(
-                    function, read, edited, failures, limit
+                    function, read, edited, errors, limit
                 )
-                reasons += [
+                reasons = [
                     edit.EMPTY if text is not None and not text.strip() else None
                     for text in edited
                 ]
-                errors += failures
-                edits += new_edits
-            locators += read.given["locator"].to_pylist()
-            texts += judged.to_pylist()
-    dropped = [row for row, reason in enumerate(reasons) if reason is not None]
-    failed = [row for row, error in enumerate(errors) if error is not None]
+            locators = read.given["locator"].to_pylist()
+            texts = judged.to_pylist()
+            tried += map(TriedDocument, locators, texts, errors, reasons, values, edits)
+    dropped = [document for document in tried if document.reason is not None]
+    failed = [document for document in tried if document.error is not None]
+    names = tried[0].values if tried else {}
     is_annotator = isinstance(step, OwnAnnotate)
     return StepTrial(
         step.use.reference,
         "annotate" if is_annotator else "edit",
         sample.described,
-        len(texts),
+        len(tried),
         DocumentErrors(
             len(failed),
-            [DocumentError(locators[row], errors[row]) for row in failed[:SHOWN]],
+            [
+                DocumentError(document.locator, document.error)
+                for document in failed[:SHOWN]
+            ],
         ),
         DroppedDocuments(
             len(dropped),
-            dict(Counter(reasons[row] for row in dropped).most_common()),
+            dict(Counter(document.reason for document in dropped).most_common()),
             [
                 DroppedDocument(
-                    locators[row],
-                    reasons[row],
-                    texts[row],
-                    {name: values[row] for name, values in columns.items()},
+                    document.locator, document.reason, document.text, document.values
                 )
-                for row in dropped[:SHOWN]
+                for document in dropped[:SHOWN]
             ],
         ),
-        {name: describe_column(values) for name, values in columns.items()},
-        None if is_annotator else _count_edits(locators, texts, edits),
+        {
+            name: describe_column([document.values[name] for document in tried])
+            for name in names
+        },
+        None if is_annotator else _count_edits(tried),
         differs,
         seconds,
     )
@@ -491,14 +507,12 @@ def describe_column(values: Sequence[Any]) -> CountedColumn | NumberColumn:
     )
 
 
-def _count_edits(
-    locators: list[str], texts: list[str], edits: list[list[tuple[int, int, str]]]
-) -> EditCounts:
-    documents = [row for row in zip(locators, texts, edits, strict=True) if row[2]]
-    all_edits = [edit for _, _, of_document in documents for edit in of_document]
+def _count_edits(tried: Sequence[TriedDocument]) -> EditCounts:
+    documents = [document for document in tried if document.edits]
+    all_edits = [edit for document in documents for edit in document.edits]
     shown = []
-    for locator, text, of_document in documents[:SHOWN]:
-        content = text.encode()
+    for document in documents[:SHOWN]:
+        content = document.text.encode()
         differences = [
             Difference(
                 content[max(begin - AROUND_BYTES, 0) : begin].decode(errors="ignore"),
@@ -506,9 +520,9 @@ def _count_edits(
                 after,
                 content[end : end + AROUND_BYTES].decode(errors="ignore"),
             )
-            for begin, end, after in of_document[:SHOWN]
+            for begin, end, after in document.edits[:SHOWN]
         ]
-        shown.append(EditedDocument(locator, differences))
+        shown.append(EditedDocument(document.locator, differences))
     return EditCounts(
         len(documents),
         len(all_edits),

@@ -15,7 +15,7 @@ from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.flows.browser.addresses import DOCUMENTS
 from gristmill.flows.pages.page_elements import ByName
-from gristmill.flows.questions.find_documents import committed_corpus
+from gristmill.flows.questions.find_documents import committed_corpus, nothing_read
 from gristmill.flows.report.stage_summaries import StepSummary, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER
@@ -168,12 +168,7 @@ class BrowsedRun:
         if name in by_name:
             return by_name[name]
         if name == DOCUMENTS:
-            plan = self.session.plan
-            first = IMPORTED if INGEST not in plan and IMPORTED in plan else INGEST
-            raise NotThereError(
-                "no documents are read yet; run: "
-                f"{self.session.command('run', '--until', first)}"
-            )
+            raise NotThereError(nothing_read(self.session))
         raise NotThereError(f"there is no corpus {name!r}; this run has", by_name)
 
     def columns(self, name: str) -> Corpus:

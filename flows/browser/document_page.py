@@ -13,7 +13,6 @@ from gristmill.flows.browser.cluster_pages import steps_with_clusters
 from gristmill.flows.browser.cut_pages import link_of_cut
 from gristmill.flows.browser.elements import (
     numbered_links,
-    value_text,
     values_note,
     verdict,
 )
@@ -37,7 +36,6 @@ from gristmill.flows.questions.explain import (
     Judgement,
     MixtureUse,
     history,
-    is_idle_rule,
 )
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 
@@ -99,17 +97,6 @@ def _step(
     """
     step = judged.stage.rpartition(BEFORE_STEP)[2]
     is_kept, reason, values = judged.keep, judged.reason, judged.values
-    remarks: list[str] = []
-    if judged.threshold is not None:
-        remarks.append(f"threshold {value_text(judged.threshold)}.")
-    if judged.error:
-        remarks.append(f"{judged.error}.")
-    edits = judged.edits
-    if edits:
-        remarks.append(
-            f"{edits.number:,} edit{'s' if edits.number != 1 else ''}: "
-            f"{edits.bytes_removed:,} bytes removed, {edits.bytes_added:,} added."
-        )
     links = {}
     if corpus == DOCUMENTS:
         links["both sides of this cut"] = link_of_cut(run, step, reason)
@@ -126,14 +113,11 @@ def _step(
         links["its duplicates"] = address(
             "duplicates", step, cluster, corpus=corpus, member=member
         )
-    measured = [
-        (name, value)
-        for name, value in values.items()
-        if name not in IDS and not is_idle_rule(name, value)
-    ]
+    remarks = "; ".join(judged.remarks())
+    measured = [item for item in judged.telling_values().items() if item[0] not in IDS]
     return [
         Heading([f"{step} ", verdict(is_kept, None, reason)]),
-        Note([" ".join(remarks)]) if remarks else None,
+        Note([remarks]) if remarks else None,
         Links([Link(text, link) for text, link in links.items() if link]),
         values_note(measured),
     ]

@@ -186,19 +186,14 @@ def row_page(
     has_masks = run.masks(stage) is not None
     place = f"held out of {held_out}"
     steps, is_excluded = None, False
-    sentence: list[Inline] = []
+    sentence = ""
     if held_out is None:
         place = packed.shards_of(np.array([row]))[0]
         steps = _reads(run, stage, row)
         if (packed.folder / EXAMPLES).exists():
             # Each row of a preference set is one of the two answers of a pair.
-            is_chosen = row % 2 == 0
-            answer, twin = (
-                ("chosen", "rejected") if is_chosen else ("rejected", "chosen")
-            )
-            twin_row = row + 1 if is_chosen else row - 1
-            link = Link(f"the {twin} one", address("rows", stage, twin_row))
-            sentence = [f" It is the {answer} answer; ", link, " is beside it."]
+            answer = "rejected" if row % 2 else "chosen"
+            sentence = f" It is the {answer} answer of its pair."
         is_excluded = row in packed.withheld.tolist()
     counts = f"{filled:,} tokens, {int(read.is_trained.sum()):,} of them with a loss"
     suffix = f", and {padding:,} of padding." if padding else "."
@@ -218,7 +213,7 @@ def row_page(
             rows.link,
         ),
         Note(excluded, "warning") if is_excluded else None,
-        Note([f"{read.sources[0]}, {place}: {counts}{suffix}", *sentence]),
+        Note([f"{read.sources[0]}, {place}: {counts}{suffix}{sentence}"]),
         steps,
         Note(legend),
         _piece_texts(rows, row, read, "trained" if has_masks else "plain"),

@@ -23,7 +23,7 @@ from gristmill.flows.browser.addresses import (
     address,
     page_links,
 )
-from gristmill.flows.browser.browsed_run import BrowsedRun, NotThereError
+from gristmill.flows.browser.browsed_run import BrowsedRun
 from gristmill.flows.browser.elements import (
     example_link,
     neighbours,
@@ -82,15 +82,6 @@ def trainings(run: BrowsedRun) -> list[str]:
     return [name for name, node in plan.items() if node.stage.training is not None]
 
 
-def _reading(run: BrowsedRun, stage: str) -> Reading:
-    if stage not in trainings(run):
-        raise NotThereError(
-            f"{stage} trains nothing whose steps could be traced; those that do are",
-            trainings(run),
-        )
-    return reading_of(run.session, stage)
-
-
 @dataclass(frozen=True)
 class ExamplePlace:
     """A piece of an example in a row of fine-tuning, and the beginning of its text."""
@@ -122,8 +113,10 @@ def training_page(
     title = f"Steps of {stage}"
     stages = tabs({name: address("training", name) for name in trainings(run)}, stage)
     try:
-        reading = _reading(run, stage)
+        reading = reading_of(run.session, stage)
     except TraceError as error:
+        if stage not in trainings(run):
+            raise
         return page_of(title, stages, Note(str(error), "warning"))
     checkpoints = ", ".join(map(str, reading.checkpoints()))
     suffix = f"; checkpoints at {checkpoints}" if checkpoints else ""
@@ -167,7 +160,7 @@ def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
     """The documents, examples, or prompts with their answers that a step read or will
     read.
     """
-    reading = _reading(run, stage)
+    reading = reading_of(run.session, stage)
     traced = trace_step(run.session, step, stage)
     answers, documents, rows = traced.answers, traced.documents, traced.rows
     examples = list(dict.fromkeys(traced.examples))

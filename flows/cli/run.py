@@ -272,7 +272,7 @@ def plan(
         raise Exit(EXIT_STAGE_FAILED if prediction.refusals else 0)
     from gristmill.flows.questions.what_changed import explain_plan, print_plan
 
-    rows = explain_plan(session, frozenset())
+    rows = explain_plan(session)
     print_json(rows) if as_json else print_plan(rows)
 
 
@@ -552,9 +552,6 @@ def gc(
     if answers:
         echo(f"answers about documents that were taken down: {answers:,} {outcome}")
     if not garbage:
-        if not any(opened_store.outputs()):
-            echo(f"nothing to delete: {opened_store.root} has no outputs")
-            return
         echo(
             f"nothing to delete: the last {keep_runs} runs of each manifest "
             "refer to every output"

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
+from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse
 
@@ -81,15 +82,12 @@ class AccessToken:
         """Return the path and query without the token, or None if the query does not
         have the right token.
         """
-        tokens, parameters = [], []
-        for name, value in parse_qsl(query, keep_blank_values=True):
-            if name == PARAMETER:
-                tokens.append(value)
-            else:
-                parameters.append((name, value))
-        if not any(map(self.matches, tokens)):
+        parameters = QueryParams(query)
+        if not any(map(self.matches, parameters.getlist(PARAMETER))):
             return None
-        remaining = urlencode(parameters)
+        remaining = urlencode(
+            [item for item in parameters.multi_items() if item[0] != PARAMETER]
+        )
         # Browsers read two slashes, or a backslash, as the name of another host.
         local_path = "/" + path.lstrip("/\\")
         return f"{local_path}?{remaining}" if remaining else local_path

@@ -176,16 +176,12 @@ def facts_of(store: Store, record: Record) -> Facts:
     """Return the facts of a run, as in `gather_facts`; topics whose output is not
     committed are empty.
     """
-    entries = record["stages"]
-    folders = {
-        stage: store.folder(stage, record["name"], entries[stage]["fingerprint"])
-        for stage in stages_of(record)
-    }
-    folders = {
-        stage: folder
-        for stage, folder in folders.items()
-        if folder.state() == "committed"
-    }
+    folders = {}
+    for stage in stages_of(record):
+        fingerprint = record["stages"][stage]["fingerprint"]
+        folder = store.folder(stage, record["name"], fingerprint)
+        if folder.state() == "committed":
+            folders[stage] = folder
     kinds = {stage: STAGES[stage] for stage in folders if stage in STAGES}
     return read_facts(folders, kinds, steps_of(record))
 

@@ -36,11 +36,12 @@ from gristmill.flows.questions.find_documents import (
     Place,
     committed_inputs,
     find_document,
+    nothing_read,
 )
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.flows.stages.registry import MIX, PRETRAIN
-from gristmill.mixtures.schema.sources import IMPORTED, INGEST
+from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.yaml_text import join_first
 from gristmill.tokenize.importing.token_sources import corpora, decoded_text
 
@@ -112,35 +113,43 @@ class Judgement:
     error: str | None = None
     edits: Edits | None = None
 
-    def lines(self) -> list[str]:
-        """Describe the threshold, the error, the edits and the measured values."""
-        lines = []
+    def remarks(self) -> list[str]:
+        """Describe the threshold, the error and the edits."""
+        remarks = []
         if self.threshold is not None:
-            lines.append(f"threshold {self.threshold}")
+            remarks.append(f"threshold {self.threshold}")
         if self.reason == "chained_duplicate":
-            lines.append(
+            remarks.append(
                 "less similar to the survivor than the threshold; joined "
                 "through other members of its cluster"
             )
         if self.error:
-            lines.append(self.error)
+            remarks.append(self.error)
         if self.edits:
-            lines.append(
+            remarks.append(
                 f"edits: {self.edits.number}, {self.edits.bytes_removed:,} bytes "
                 f"removed, {self.edits.bytes_added:,} added"
             )
-            for edit in self.edits.first:
-                lines.append(
-                    f"  {shorten_text(edit.removed)} -> {shorten_text(edit.added)}"
-                )
-        measured = [
-            f"{name} {short_number(value)}"
+        return remarks
+
+    def telling_values(self) -> dict[str, Any]:
+        """Measured values, without rules of `clean` that changed nothing."""
+        return {
+            name: value
             for name, value in self.values.items()
-            if not is_idle_rule(name, value)
-        ]
-        if measured:
-            lines.append(", ".join(measured))
-        return lines
+            if value or not name.startswith(RULE_PREFIX) or name == WORDS_LEFT
+        }
+
+    def lines(self) -> list[str]:
+        """Describe the threshold, the error, the edits and the measured values."""
+        lines = self.remarks()
+        for edit in self.edits.first if self.edits else ():
+            lines.append(
+                f"  {shorten_text(edit.removed)} -> {shorten_text(edit.added)}"
+            )
+        values = self.telling_values().items()
+        measured = [f"{name} {short_number(value)}" for name, value in values]
+        return [*lines, ", ".join(measured)] if measured else lines
 
 
 @dataclass(frozen=True)
@@ -293,10 +302,7 @@ def history(session: Session, query: str, with_text: bool = False) -> Explanatio
                         recipes |= step
                     return explain_row(recipes, example, f"{stage}: ", with_text)
         if not corpora(inputs):
-            first = IMPORTED if IMPORTED in plan and INGEST not in plan else INGEST
-            raise DocumentNotFoundError(
-                f"nothing is ingested yet; run: {session.command('run', '--until', first)}"
-            )
+            raise DocumentNotFoundError(nothing_read(session))
         raise DocumentNotFoundError(
             f"no document has the id, locator or address {query!r}; they are shown "
             "beside the samples of `gristmill report`: an id has 32 hexadecimal "
@@ -555,11 +561,6 @@ MARKS = {
     "added": ("{+", "+}", "green"),
     None: ("", "", ""),
 }
-
-
-def is_idle_rule(name: str, value: Any) -> bool:
-    """Return True if a value only says that a rule of `clean` changed nothing."""
-    return value == 0 and name.startswith(RULE_PREFIX) and name != WORDS_LEFT
 
 
 def shorten_text(text: str) -> str:

@@ -23,7 +23,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.row_groups import find_ids, read_document_rows
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX
-from gristmill.mixtures.schema.sources import INGEST
+from gristmill.mixtures.schema.sources import IMPORTED, INGEST
 from gristmill.tokenize.importing.token_sources import corpora, corpus_shards
 
 SHOWN_HITS = 5
@@ -62,16 +62,19 @@ def committed_corpus(session: Session) -> Corpus:
             f"{session.manifest_file} has no source of documents, only of tokens"
         )
     if INGEST not in committed:
-        raise NothingIngestedError(
-            "ingest is not committed, so there are no documents; run: "
-            f"{session.command('run', '--until', INGEST)}"
-        )
+        raise NothingIngestedError(nothing_read(session))
     steps = itertools.takewhile(committed.__contains__, session.manifest.steps)
     licences = session.manifest.licences
     return Corpus(
         {name: committed[name] for name in (INGEST, *steps)},
         {name: licence for name, licence in licences.items() if licence is not None},
     )
+
+
+def nothing_read(session: Session) -> str:
+    """Describe a run without documents, and the command that reads them."""
+    first = IMPORTED if INGEST not in session.plan else INGEST
+    return f"no documents are read yet; run: {session.command('run', '--until', first)}"
 
 
 Place = tuple[Inputs, str, int]

@@ -146,10 +146,7 @@ def print_answers(
         first, right = answers_to_prompt[0], ""
         if first["right"] is not None:
             # The end of a right answer holds its result.
-            ending = first["right"]
-            if len(ending) > SHOWN_CHARS:
-                ending = f"...{ending[3 - SHOWN_CHARS :]}"
-            right = f"  right: {ending!r}"
+            right = f"  right: {first['right'][-SHOWN_CHARS:]!r}"
         console.print(
             Text.assemble(
                 (f"{prompt[:16]}  ", "dim"),

@@ -387,8 +387,7 @@ def test_prepared_examples_show_their_drop_reason_and_link_to_duplicates_and_row
         (
             "/training/filter",
             404,
-            "filter trains nothing whose steps could be traced; those that do are "
-            "pretrain, sft",
+            "the steps of filter cannot be traced; those of pretrain, sft",
         ),
         ("/training/pretrain/7", 404, "pretrain has 6 steps; there is no step 7"),
         (
