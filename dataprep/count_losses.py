@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.arrays import hex_ids
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts
 from gristmill.dataprep.documents import (
@@ -34,7 +33,6 @@ from gristmill.dataprep.group_losses import (
     COLUMNS,
     GroupLoss,
     IntendedLosses,
-    LostDocument,
 )
 from gristmill.dataprep.runners.tasks import Done, Task, planning_context, run_tasks
 from gristmill.dataprep.sites import SITE
@@ -48,10 +46,10 @@ drops of all documents.
 """
 EXAMPLES = 3
 TEXTS = pa.schema(
-    [(name, pa.string()) for name in ("id", "source", "locator", "language", "reason")]
+    [(name, pa.string()) for name in ("source", "locator", "language", "reason")]
 )
 BETWEEN = "\0"
-"""Separator of examples, each an id and a locator."""
+"""Separator of the locators of examples."""
 _OF_COLUMN = (
     "SELECT '{0}' AS kind, {0} AS name, reason, documents, examples FROM tallies"
 )
@@ -128,12 +126,10 @@ def tally_table(task: Task[OfTable], inputs: Inputs, folder: Path) -> Done:
     name = task.payload["table"]
     documents = not_read(inputs[INGEST] / name) if "/" in name else judged(inputs, name)
     locators, is_dropped = documents["locator"], documents["reason"].is_valid()
-    examples = pc.binary_join_element_wise(documents["id"], locators, " ")
     hosts = pc.struct_field(pc.extract_regex(locators, SITE), 0)
     tally = (
         documents.append_column("domain", pc.utf8_lower(hosts))
-        .append_column("example", pc.if_else(is_dropped, examples, None))
-        .sort_by("example")
+        .append_column("example", pc.if_else(is_dropped, locators, None))
         .group_by([*COLUMNS, "reason"], use_threads=False)
         .aggregate([([], "count_all"), ("example", "list")])
     )
@@ -144,23 +140,23 @@ def tally_table(task: Task[OfTable], inputs: Inputs, folder: Path) -> Done:
 
 
 def judged(inputs: Inputs, shard: str) -> pa.Table:
-    """Documents of a shard that the last stage of the inputs kept or dropped."""
-    annotated = read_shard(inputs, shard, TEXTS.names)
+    """Documents of a shard that the last stage of the inputs kept or dropped, in the
+    order of their ids, which are hashes.
+    """
+    annotated = read_shard(inputs, shard, ["id", *TEXTS.names])
     dropped = np.flatnonzero(annotated.documents["reason"].is_valid())
     documents = annotated.documents.take(np.union1d(annotated.rows, dropped))
-    return documents.set_column(0, "id", hex_ids(documents["id"])).cast(TEXTS)
+    return documents.sort_by("id").select(TEXTS.names).cast(TEXTS)
 
 
 def not_read(path: Path) -> pa.Table:
     """Records in a table of those that `ingest` dropped or could not read."""
     records = read_table(path)
-    number, text = len(records), pa.string()
-    places = [records["file"], records["record"].cast(text), "#"]
+    numbers = records["record"].cast(pa.string())
     columns = {
-        "id": pa.repeat("", number),
-        "language": pa.nulls(number, text),
-        "locator": pc.binary_join_element_wise(*places),
-        "reason": pa.repeat(QUARANTINE_REASON, number),
+        "language": pa.nulls(len(records), pa.string()),
+        "locator": pc.binary_join_element_wise(records["file"], numbers, "#"),
+        "reason": pa.repeat(QUARANTINE_REASON, len(records)),
     }
     columns |= dict(zip(records.column_names, records.columns, strict=True))
     return pa.table(columns).select(TEXTS.names)
@@ -178,9 +174,7 @@ def add_tallies(
             rows = zip(*(column.to_pylist() for column in tally.columns), strict=True)
             database.executemany("INSERT INTO tallies VALUES (?, ?, ?, ?, ?, ?)", rows)
         groups = database.execute(_LARGEST, [json.dumps(intended)]).fetchall()
-    losses = []
-    for column, group, read, dropped, reason, examples in groups:
-        lines = sorted(examples.split(BETWEEN))[:EXAMPLES]
-        lost = [LostDocument(*line.split(" ", 1)) for line in lines]
-        losses.append(GroupLoss(column, group, read, dropped, reason, lost))
-    return losses
+    return [
+        GroupLoss(*numbers[:5], sorted(numbers[5].split(BETWEEN))[:EXAMPLES])
+        for numbers in groups
+    ]

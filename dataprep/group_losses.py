@@ -15,18 +15,6 @@ keep: what it drops is not a loss of a group of that column.
 
 
 @dataclass(frozen=True)
-class LostDocument:
-    """A dropped document; a record that `ingest` dropped has no id."""
-
-    id: str
-    locator: str
-
-    def describe(self) -> str:
-        """Name it."""
-        return f"{self.id[:16]} {self.locator}".strip()
-
-
-@dataclass(frozen=True)
 class GroupLoss:
     """Documents of a source, domain or language that a stage dropped.
 
@@ -34,7 +22,7 @@ class GroupLoss:
         column, group: `source` and its name, for example.
         read, dropped: numbers of documents, without those of rules about the column.
         reason: the rule that dropped most.
-        examples: of the documents that it dropped, those with the smallest ids.
+        examples: locators of documents that it dropped.
     """
 
     column: GroupColumn
@@ -42,7 +30,7 @@ class GroupLoss:
     read: int
     dropped: int
     reason: str
-    examples: Sequence[LostDocument]
+    examples: Sequence[str]
 
     def describe(self) -> str:
         """Name the group, its loss and the rule."""

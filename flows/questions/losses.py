@@ -97,8 +97,8 @@ class LossReport:
         for losses_of_column in self.tables():
             print_table(console, losses_of_column)
         for group in self.vanished:
-            for lost in group.examples:
-                line = visible(f"{group.group}: {lost.describe()}")
+            for example in group.examples:
+                line = visible(f"{group.group}: {example}")
                 console.print(line, style="dim", soft_wrap=True)
         for step, sentence in self.duplicates.items():
             console.print(visible(f"{step}: {sentence}"))

@@ -134,8 +134,7 @@ def losses(facts: Facts) -> MaybeSection:
     """Sources, domains and languages that lost most of their documents."""
     report = facts.losses
     examples = [
-        Entry(group.describe(), "\n".join(lost.describe() for lost in group.examples))
-        for group in report.vanished
+        Entry(group.describe(), "\n".join(group.examples)) for group in report.vanished
     ]
     return section_of(
         "Losses by source, domain and language",
@@ -357,27 +356,19 @@ def edits(facts: Facts, name: str = "clean") -> MaybeSection:
 def personal_data(facts: Facts, name: str = "clean") -> MaybeSection:
     """Masked values of a cleaning step by source and kind, with examples."""
     found = facts.step(name).personal_data
-    rows = [[row.source, row.kind, row.documents, row.values] for row in found]
+    columns = {"source": "", "kind": "", "documents": ",", "values": ","}
+    parts = attrgetter("before", "value", "after", "id")
     examples = [
-        [
-            row.source,
-            row.kind,
-            example.before,
-            example.value,
-            example.after,
-            example.id,
-        ]
+        [row.source, row.kind, *parts(example)]
         for row in found
         for example in row.examples
     ]
-    names = {"source": "", "kind": ""}
+    example_columns = ("source", "kind", "before", "value", "after", "document")
     return section_of(
         "Personal data",
-        table({**names, "documents": ",", "values": ","}, rows),
-        Heading("Examples, to find false alarms") if examples else None,
-        table(
-            {**names, "before": ">", "value": "", "after": "", "document": ""}, examples
-        ),
+        table(columns, map(attrgetter(*columns), found)),
+        Heading("Examples, to find false alarms"),
+        table({**dict.fromkeys(example_columns, ""), "before": ">"}, examples),
     )
 
 

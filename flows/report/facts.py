@@ -34,7 +34,7 @@ from gristmill.flows.report.stage_summaries import (
 )
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, TOKENIZE
-from gristmill.flows.stages.stage import Stage, imported
+from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpora
 
@@ -87,7 +87,8 @@ class Facts:
         funnel: documents after each step.
         losses: of sources, domains and languages.
         training: training -> its record.
-        spikes: training -> steps that were skipped for their loss.
+        spikes: training -> steps that were skipped for their loss; in the report with
+            the origins and judgements of documents.
         cuts: rules that dropped most, of the report alone.
         packed: the mixture.
         evaluation: measurements of models.
@@ -169,26 +170,17 @@ def gather_facts(session: Session, whole: bool = True) -> Facts:
     facts.name = session.manifest.name
     facts.store = mask_text(str(session.store.root))
     facts.losses = report_losses(session.manifest, facts.summaries)
-    if INGEST in folders and whole:
-        inputs = committed_inputs(session)
-        facts.cuts = describe_cuts(session, inputs, facts.summaries)
-    for name, folder in folders.items():
-        path = kinds[name].display.report_facts
-        if whole and path is not None:
-            imported(path)(session, name, folder, facts)
-    return facts
-
-
-def spikes_with_origins(
-    session: Session, name: str, folder: StageFolder, facts: Facts
-) -> None:
-    """Add the origins and judgements of documents to the loss-spike reports of a
-    training on the mixture.
-    """
+    if not whole:
+        return facts
     inputs = committed_inputs(session)
-    if MIX in inputs and corpora(inputs):
-        reports = with_origins(spike_reports(folder), inputs[MIX], inputs)
-        facts.spikes[name] = read_as(list[SpikeReport], reports)
+    if INGEST in inputs:
+        facts.cuts = describe_cuts(session, inputs, facts.summaries)
+    is_known = MIX in inputs and bool(corpora(inputs))
+    for name in facts.spikes:
+        if is_known and kinds[name].row_kind == "documents":
+            reports = with_origins(spike_reports(folders[name]), inputs[MIX], inputs)
+            facts.spikes[name] = read_as(list[SpikeReport], reports)
+    return facts
 
 
 def funnel(

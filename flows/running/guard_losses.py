@@ -34,11 +34,10 @@ def describe_vanished(summary: Mapping[str, Any], guard: Guard) -> str:
     if not losses:
         return ""
     groups = join_first([loss.describe() for loss in losses], NAMED)
-    examples = ", ".join(lost.locator for lost in losses[0].examples)
     duplicates = describe_duplicates(summary)
     return (
         f"lost more than guard.max_loss = {guard.max_loss:g} allows: {groups}, such as "
-        f"{examples}{duplicates and '; '}{duplicates}"
+        f"{', '.join(losses[0].examples)}{duplicates and '; '}{duplicates}"
     )
 
 

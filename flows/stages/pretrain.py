@@ -10,7 +10,6 @@ from typing import Any
 from gristmill.core.files import as_path
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     MeasuredColumns,
     Problems,
     TrainingStage,
@@ -147,5 +146,4 @@ STAGE = torchrun_stage(
     preflight=preflight,
     training=TrainingStage(Pretrain, "documents"),
     output="model",
-    display=Display(report_facts="gristmill.flows.report.facts:spikes_with_origins"),
 )

@@ -126,14 +126,11 @@ class Display:
     Attributes:
         topics: topic, one of `TOPICS` in flows/report/facts.py -> JSON file of
             the output with its facts.
-        report_facts: `module:function` that adds facts of the report only, which need a
-            look at all documents: (session, name, folder, facts so far).
         report: `module:function` of each section besides counts, columns and losses:
             (facts, name) -> Section (flows/pages/page_elements.py), or None.
     """
 
     topics: Mapping[str, str] = field(default_factory=dict)
-    report_facts: str | None = None
     report: tuple[str, ...] = ()
 
 
