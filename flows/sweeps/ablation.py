@@ -322,11 +322,11 @@ class AblationRun:
         """Train all arms and controls of a trial."""
         reference, *arms = self.plan.variants
         pool = self._pool_of(trial)
-        first, *trained = self.train_arms(
-            trial, [(variant, pool) for variant in self.plan.variants]
-        )
+        self.emit(RunNotice(trial.title))
+        (first,) = self.train_arms(trial, [(reference, pool)])
         if first.error is not None:
             raise StageFailedError(first.error)
+        trained = self.train_arms(trial, [(arm, pool) for arm in arms])
         drops = {
             arm.name: drop
             for arm, group in zip(arms, trained, strict=True)
@@ -420,7 +420,6 @@ class AblationRun:
             for variant, pool in variants
             for seed in self.plan.seeds
         ]
-        self.emit(RunNotice(trial.title))
         return train_proxies(
             self.plan, requests, self.emit, "validation_average", server=self.server
         )

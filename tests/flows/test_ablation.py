@@ -460,6 +460,25 @@ def test_insensitive_budget_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(report["decisions"].values()) == {"cannot tell"}
 
 
+@pytest.mark.usefixtures("planted")
+def test_no_arm_is_trained_if_the_manifest_itself_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained: list[str] = []
+
+    def fail(
+        plan: Any, requests: list[Request], *args: Any, **keys: Any
+    ) -> list[TrainedGroup]:
+        names = dict.fromkeys(request.group for request in requests)
+        trained.extend(names)
+        return [TrainedGroup(name, error="too few documents") for name in names]
+
+    monkeypatch.setattr(ablation, "train_proxies", fail)
+    with pytest.raises(StageFailedError):
+        gristmill.ablate("small.yaml", yaml.safe_load(ARMS), quick=True, store="store")
+    assert trained == ["reference"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("planted")
 def test_smaller_sizes_are_compared_with_the_largest() -> None:
