@@ -28,6 +28,7 @@ from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.schema.rl import Reward, Rl
 from gristmill.mixtures.schema.sources import INGEST, Ingest, Source, TokenSource
 from gristmill.mixtures.schema.tokenizer import Tokenizer
+from gristmill.mixtures.spdx import join
 from gristmill.mixtures.steps.examples import MadeExamples
 
 EMPTY_ALLOWED = ("documents", "tokenizer", "text_index", "evaluate", "export")
@@ -141,33 +142,23 @@ class Manifest(Section):
         }
 
     @property
-    def licences(self) -> dict[str, str | None]:
-        """Licence of each source of documents; of a generated one without its own, the
-        licences of the sources from which it is made.
+    def licences(self) -> dict[str, str]:
+        """Licence of each source of documents that states one; of a generated one
+        without its own, the licences of the sources from which it is made.
         """
-        licences: dict[str, str | None] = {}
-        for name, source in self.text_sources.items():
-            licences[name] = (
-                " and ".join(sorted(self._licences_of(name, source, ()))) or None
-            )
-        return licences
+        licences = {name: self._licences_of(name, ()) for name in self.text_sources}
+        return {name: join(stated) for name, stated in licences.items() if stated}
 
-    def _licences_of(
-        self, name: str, source: Source | GeneratedSource, above: tuple[str, ...]
-    ) -> set[str]:
+    def _licences_of(self, name: str, above: tuple[str, ...]) -> set[str]:
+        source = self.text_sources.get(name)
+        if source is None or name in above:
+            return set()
         if source.licence is not None or isinstance(source, Source):
-            return set() if source.licence is None else {source.licence}
-        parents = [
-            parent
-            for parent in source.generate.parents
-            if parent in self.text_sources and parent not in (*above, name)
-        ]
-        licences: set[str] = set()
-        for parent in parents:
-            licences |= self._licences_of(
-                parent, self.text_sources[parent], (*above, name)
-            )
-        return licences
+            return {source.licence} if source.licence else set()
+        parents = source.generate.parents
+        return set().union(
+            *(self._licences_of(each, (*above, name)) for each in parents)
+        )
 
     @property
     def token_sources(self) -> dict[str, TokenSource]:

@@ -7,7 +7,7 @@ https://spdx.github.io/spdx-spec/v2.3/SPDX-license-expressions/, by license-expr
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,15 @@ def spdx_of(statement: str) -> str | None:
 def expression_of(statement: str | None) -> str:
     """SPDX expression that a statement names, or `unknown`."""
     return spdx_of(statement or "") or UNKNOWN
+
+
+def join(licences: Iterable[str]) -> str:
+    """Expression of several licences that all apply; one alone stays as it is stated."""
+    stated = set(licences)
+    if len(stated) == 1:
+        return stated.pop()
+    names = sorted({spdx_of(each) or each for each in stated})
+    return " AND ".join(f"({name})" if " OR " in name else name for name in names)
 
 
 def _parsed(text: str) -> Any:

@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from gristmill.dataprep.licences.statements import Statement, join
+from gristmill.dataprep.licences.statements import Statement
 from gristmill.dataprep.readers.records import field_of
-from gristmill.mixtures.spdx import spdx_of
+from gristmill.mixtures.spdx import join, spdx_of
 from gristmill.mixtures.yaml_text import front_matter
 
 MAX_BYTES = 200_000

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gristmill.mixtures.spdx import expression_of, spdx_of
+from gristmill.mixtures.spdx import expression_of, join
 
 LICENCE, STATED_BY = "licence", "licence_by"
 """Keys of a document's metadata for a statement that was found while it was read."""
@@ -46,14 +46,6 @@ class Statement:
     def metadata(self) -> dict[str, str]:
         """Keys for the metadata of a document."""
         return {LICENCE: self.licence, STATED_BY: self.by}
-
-
-def join(licences: Iterable[str]) -> str:
-    """Expression of several licences that all apply."""
-    distinct = sorted({spdx_of(each) or each for each in licences})
-    if len(distinct) == 1:
-        return distinct[0]
-    return " AND ".join(f"({each})" if " OR " in each else each for each in distinct)
 
 
 def of_header(head: str) -> Statement | None:

@@ -57,6 +57,7 @@ from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.generated_source import Generate
+from gristmill.mixtures.spdx import join
 
 READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "persona", "language", "number", "others")
@@ -372,11 +373,9 @@ class _Source:
                 "parents": " ".join(parent.id.hex() for parent in child_parents),
                 "model": self.section.model.called,
             }
-            licences = dict.fromkeys(
-                parent.licence for parent in child_parents if parent.licence is not None
-            )
+            licences = [parent.licence for parent in child_parents if parent.licence]
             if licences:
-                line["licence"] = " and ".join(licences)
+                line["licence"] = join(licences)
             lines.append(line)
             edges.extend((parent.id.hex(), child.hex()) for parent in child_parents)
             counts["kept"] += 1

@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from html.parser import HTMLParser
 
-from gristmill.dataprep.licences.statements import Statement, join
-from gristmill.mixtures.spdx import spdx_of
+from gristmill.dataprep.licences.statements import Statement
+from gristmill.mixtures.spdx import join, spdx_of
 
 HEADERS = {
     "x-robots-tag": "x_robots_tag",
@@ -82,7 +82,7 @@ def header_opt_outs(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def _licence(links: list[str], html: str) -> dict[str, str]:
     for by, places in (("link", links), ("address", _CREATIVE_COMMONS.findall(html))):
-        if licences := list(filter(spdx_of, places)):
+        if licences := list(filter(None, map(spdx_of, places))):
             return Statement(join(licences), by).metadata()
     return Statement(links[0], "link").metadata() if links else {}
 

@@ -64,11 +64,8 @@ def committed_corpus(session: Session) -> Corpus:
     if INGEST not in committed:
         raise NothingIngestedError(nothing_read(session))
     steps = itertools.takewhile(committed.__contains__, session.manifest.steps)
-    licences = session.manifest.licences
-    return Corpus(
-        {name: committed[name] for name in (INGEST, *steps)},
-        {name: licence for name, licence in licences.items() if licence is not None},
-    )
+    inputs = {name: committed[name] for name in (INGEST, *steps)}
+    return Corpus(inputs, session.manifest.licences)
 
 
 def nothing_read(session: Session) -> str:

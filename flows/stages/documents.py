@@ -85,11 +85,12 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
         _put(sections, location, value)
         if location[0] == "prepare" and isinstance(location[1], int):
             _put(steps[location[1]]["settings"], location[3:], value)
+    licences = manifest.licences
     about = {
         "name": manifest.name,
         "sources": [
-            {"name": name, "licence": licence}
-            for name, licence in manifest.licences.items()
+            {"name": name, "licence": licences.get(name)}
+            for name in manifest.text_sources
         ],
         "steps": [
             {

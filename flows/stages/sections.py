@@ -14,7 +14,6 @@ from gristmill.flows.stages.stage import (
 )
 from gristmill.mixtures.base import RECIPE, Judging, Recipe, Section, outside_paths
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.steps.licences import Licences
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:
@@ -53,18 +52,12 @@ def step_recipe(
     """
     step = stage.step
     assert step is not None
-    seed = (
-        {"seed": seed_of(section, manifest)}
-        if "seed" in type(section).model_fields
-        else {}
-    )
-    config = {**dump(section), **seed}
-    if isinstance(section, Licences) and section.stated is None:
-        config["stated"] = {
-            name: licence
-            for name, licence in manifest.licences.items()
-            if licence is not None
-        }
+    inherited = {"seed": manifest.seed, "stated": manifest.licences}
+    config = dump(section) | {
+        key: value
+        for key, value in inherited.items()
+        if getattr(section, key, value) is None
+    }
     left_out = tuple(step.pinned_files(section))
     return step.recipe(
         section,

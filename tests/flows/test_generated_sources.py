@@ -207,7 +207,7 @@ def test_child_of_several_parents_inherits_licences_and_is_taken_down_with_any_p
         parent_licences = {
             json.loads(by_id[document]["metadata"])["licence"] for document in parents
         }
-        assert set(metadata["licence"].split(" and ")) == parent_licences
+        assert set(metadata["licence"].split(" AND ")) == parent_licences
         assert history(session, child["id"].hex()).parents == parents
         assert all(
             child["id"] in descendants(inputs, [bytes.fromhex(document)])
