@@ -25,14 +25,18 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.running.stage_server import StageServer, proxy_server
 from gristmill.flows.stages.registry import MIX, TOKENIZER
 from gristmill.flows.sweeps.arms import Variant, read_arms
-from gristmill.flows.sweeps.grid import SweepError, read_settings, settings_from
+from gristmill.flows.sweeps.grid import (
+    SweepError,
+    check_names,
+    read_settings,
+    settings_from,
+)
 from gristmill.flows.sweeps.proxies import (
     ProxyManifest,
     Request,
     TrainedGroup,
     as_settings,
     check_held_out,
-    check_target,
     only_needed,
     packed_manifest,
     run_in_sequence,
@@ -212,7 +216,7 @@ def plan_ablation(
     given = settings.held_out
     domains = given if isinstance(given, dict) else manifest.sources
     tasks = [task["name"] for task in settings.pretrain.get("tasks", ())]
-    check_target("decide.target", settings.decide.target, [*domains, *tasks])
+    check_names("decide.target", settings.decide.target, [*domains, *tasks])
     length = ROW_LENGTH if manifest.mix is None else manifest.mix.sequence_length
     plan = AblationPlan(
         manifest_file,

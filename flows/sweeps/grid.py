@@ -5,7 +5,7 @@ distribution.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,7 +14,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from gristmill.core.seeds import seeded_key
 from gristmill.mixtures.base import Positive, PositiveFloat, Section
-from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
+from gristmill.mixtures.yaml_text import (
+    YamlFileError,
+    problems_of,
+    read_yaml,
+    unknown_name,
+)
 
 Share = Annotated[float, Field(ge=0.0)]
 Weights = dict[str, float]
@@ -113,7 +118,7 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
     """
     dimensions, ratios = dict(manifest_weights), grid.reuse
     if ratios:
-        check_sources(ratios, manifest_weights)
+        check_names("reuse", ratios, manifest_weights)
         ratios = normalised(ratios)
         dimensions[REUSED] = sum(dimensions.pop(name) for name in ratios)
     candidates = list(grid.mixtures)
@@ -121,7 +126,7 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
         combinations = itertools.product(*grid.grid.values())
         candidates += [dict(zip(grid.grid, each, strict=True)) for each in combinations]
     for weights in candidates:
-        check_sources(weights, dimensions)
+        check_names("a mixture", weights, dimensions)
     if grid.dirichlet is not None:
         candidates += drawn_mixtures(grid.dirichlet, normalised(dimensions))
     mixtures = [
@@ -144,13 +149,11 @@ def mixtures_of(grid: Grid, manifest_weights: Weights) -> list[Weights]:
     return distinct
 
 
-def check_sources(weights: Weights, known: Weights) -> None:
-    """Raise SweepError if weights name other sources than the known ones."""
-    unknown = sorted(weights.keys() - known.keys())
-    if unknown:
-        raise SweepError(
-            f"no such source: {', '.join(unknown)} (sources: {', '.join(known)})"
-        )
+def check_names(place: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise SweepError if a place names anything but the known sources and tasks."""
+    for name in names:
+        if name not in known:
+            raise SweepError(f"{place}: no such name: {unknown_name(name, known)}")
 
 
 def drawn_mixtures(dirichlet: Dirichlet, shares: Weights) -> Iterator[Weights]:

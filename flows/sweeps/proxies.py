@@ -31,6 +31,7 @@ from gristmill.flows.sweeps.grid import (
     Grid,
     SweepError,
     Weights,
+    check_names,
     mixtures_of,
     normalised,
     read_settings,
@@ -38,7 +39,6 @@ from gristmill.flows.sweeps.grid import (
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.mix import Mix
 from gristmill.mixtures.schema.pretrain import Pretrain
-from gristmill.mixtures.yaml_text import unknown_name
 from gristmill.tokenize.packed_files import MANIFEST, ShardEntry
 from gristmill.train.loop.batch_plan import plan_of
 
@@ -227,7 +227,7 @@ def plan_sweep(
     manifest_weights = own_weights(session.manifest, mix)
     tasks = [task.name for task in pretrain.tasks]
     target = target or manifest_weights
-    check_target("--target", target, [*manifest_weights, *tasks])
+    check_names("--target", target, [*manifest_weights, *tasks])
     for name, share in target.items():
         if name in manifest_weights and name in tasks:
             raise SweepError(
@@ -280,15 +280,6 @@ def tokens_read(section: Pretrain, sequence_length: int) -> int:
     """Return the tokens that a training reads."""
     rows = plan_of(section, sequence_length).positions(section.steps)[0]
     return rows * sequence_length
-
-
-def check_target(key: str, target: Weights, names: Sequence[str]) -> None:
-    """Raise SweepError if the objective in a key has something that is not measured."""
-    unknown = [name for name in target if name not in names]
-    if unknown:
-        raise SweepError(
-            f"{key}: no such source or task: {unknown_name(unknown[0], names)}"
-        )
 
 
 def sections_of(session: Session) -> tuple[Mix, Pretrain]:
