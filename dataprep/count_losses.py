@@ -175,6 +175,13 @@ def add_tallies(
             database.executemany("INSERT INTO tallies VALUES (?, ?, ?, ?, ?, ?)", rows)
         groups = database.execute(_LARGEST, [json.dumps(intended)]).fetchall()
     return [
-        GroupLoss(*numbers[:5], sorted(numbers[5].split(BETWEEN))[:EXAMPLES])
-        for numbers in groups
+        GroupLoss(
+            column,
+            group,
+            read,
+            dropped,
+            reason,
+            sorted(examples.split(BETWEEN))[:EXAMPLES],
+        )
+        for column, group, read, dropped, reason, examples in groups
     ]

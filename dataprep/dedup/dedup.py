@@ -60,7 +60,7 @@ from gristmill.dataprep.dedup.dedup_keys import (
     key_table,
 )
 from gristmill.dataprep.dedup.duplicate_kinds import sample_duplicates
-from gristmill.dataprep.dedup.repeats import DuplicateSample
+from gristmill.dataprep.dedup.repeats import Cluster, DuplicateSample
 from gristmill.dataprep.dedup.sketches import (
     seen_path,
     sketch_path,
@@ -71,7 +71,6 @@ from gristmill.dataprep.dedup.survivors import (
     DECISIONS,
     MEMBERS,
     TWINS,
-    Cluster,
     add_clusters,
     check_columns,
     count_member_partitions,

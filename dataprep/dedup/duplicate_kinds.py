@@ -22,8 +22,7 @@ from itertools import chain, combinations, islice
 from operator import itemgetter
 from pathlib import Path
 
-from gristmill.dataprep.dedup.repeats import DuplicateKind, DuplicateSample
-from gristmill.dataprep.dedup.survivors import Cluster
+from gristmill.dataprep.dedup.repeats import Cluster, DuplicateKind, DuplicateSample
 from gristmill.dataprep.documents import Inputs, open_table
 from gristmill.dataprep.row_groups import documents_of
 from gristmill.mixtures.schema.encoder_settings import ReadingModel

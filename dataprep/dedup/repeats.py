@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
+
+NAMED = 3
+"""Clusters that a description names."""
 
 
 class Repeat(TypedDict):
@@ -39,6 +43,34 @@ class RepeatedUnit:
     document: str
 
 
+class Cluster(TypedDict):
+    """Cluster of duplicates; ids are in hexadecimal digits.
+
+    Attributes:
+        cluster: smallest id in it.
+        locator: of the survivor.
+        size: number of documents that the survivor represents, including itself.
+        kind: of its duplicates (`duplicate_kinds`), if they were compared.
+    """
+
+    cluster: str
+    survivor: str
+    locator: str
+    size: int
+    kind: NotRequired[str]
+
+
+class Clusters(TypedDict):
+    """Clusters of two or more documents.
+
+    Attributes:
+        cluster_sizes: number of clusters in each group of CLUSTER_SIZES.
+    """
+
+    cluster_sizes: dict[str, int]
+    largest_clusters: list[Cluster]
+
+
 DuplicateKind = Literal["copy", "template", "revision"]
 """See `duplicate_kinds`."""
 
@@ -60,13 +92,17 @@ class DuplicateSample:
     revisions: int
     alike: int | None = None
 
-    def describe(self) -> str:
-        """Describe the sample in a sentence."""
+    def describe(self, clusters: Sequence[Cluster]) -> str:
+        """Describe the sample and the first of the largest clusters."""
+        largest = "; ".join(
+            f"{cluster['size']:,} like {cluster['survivor'][:16]}, {cluster['kind']}"
+            for cluster in clusters[:NAMED]
+        )
         meaning = "their meanings are not compared without a model (dedup.meaning)"
         if self.alike is not None:
             meaning = f"{self.alike:,} have the meaning of the kept text"
         return (
-            f"of {self.documents:,} sampled duplicates {self.copies:,} are copies, "
-            f"{self.templates:,} have the kept text with other values (a template), "
-            f"and {self.revisions:,} are revisions; {meaning}"
+            f"largest clusters: {largest}; of {self.documents:,} sampled duplicates "
+            f"{self.copies:,} are copies, {self.templates:,} have the kept text with "
+            f"other values (a template), and {self.revisions:,} are revisions; {meaning}"
         )

@@ -33,13 +33,12 @@ from gristmill.dataprep.dedup.clusters import (
     explain_choices,
     parse_keep,
 )
+from gristmill.dataprep.dedup.repeats import Cluster, Clusters
 from gristmill.dataprep.dedup.semantic_pairs import survivors_in_order
 from gristmill.dataprep.dedup.survivors import (
     DECISIONS,
     MEMBERS,
     TWINS,
-    Cluster,
-    Clusters,
     add_clusters,
     check_columns,
     count_member_partitions,

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from typing_extensions import TypedDict
 
 from gristmill.core.files import atomic_write
 from gristmill.dataprep.conservation import add_counts
@@ -44,6 +44,7 @@ from gristmill.dataprep.dedup.dedup_index import (
     DedupPlan,
     best_matches,
 )
+from gristmill.dataprep.dedup.repeats import Cluster, Clusters
 from gristmill.dataprep.dedup.sketches import (
     SKETCH_COLUMNS,
     Source,
@@ -179,34 +180,6 @@ def count_member_partitions(num_members: int) -> int:
     alone.
     """
     return count_partitions(num_members, MEMBERS_PER_PARTITION, fewest=1)
-
-
-class Cluster(TypedDict):
-    """Cluster of duplicates; ids are in hexadecimal digits.
-
-    Attributes:
-        cluster: smallest id in it.
-        locator: of the survivor.
-        size: number of documents that the survivor represents, including itself.
-        kind: of its duplicates (`duplicate_kinds`), if they were compared.
-    """
-
-    cluster: str
-    survivor: str
-    locator: str
-    size: int
-    kind: NotRequired[str]
-
-
-class Clusters(TypedDict):
-    """Clusters of two or more documents.
-
-    Attributes:
-        cluster_sizes: number of clusters in each group of CLUSTER_SIZES.
-    """
-
-    cluster_sizes: dict[str, int]
-    largest_clusters: list[Cluster]
 
 
 class Dropped(TypedDict):

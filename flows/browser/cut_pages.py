@@ -82,7 +82,7 @@ def cuts_page(run: BrowsedRun) -> Page:
 def _dropped(run: BrowsedRun, step: str, rule: Rule) -> tuple[int, int | None]:
     """Documents that a rule dropped, and those that no other one would drop."""
     tallies = run.step(step).rules
-    alone = tallies[rule.name].only if rule.name in tallies else None
+    alone = tallies[rule.name]["only"] if rule.name in tallies else None
     return rule.dropped(run.summaries()[step]), alone
 
 

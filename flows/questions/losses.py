@@ -9,16 +9,18 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
-from gristmill.dataprep.group_losses import COLUMNS, GroupColumn, GroupLoss
+from gristmill.dataprep.group_losses import (
+    COLUMNS,
+    NAMED,
+    GroupColumn,
+    GroupLoss,
+    describe_duplicates,
+    read_losses,
+)
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages.page_elements import Table, table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.questions.find_documents import committed_folders
-from gristmill.flows.running.guard_losses import (
-    NAMED,
-    describe_duplicates,
-    read_losses,
-)
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.mixtures.manifest import Manifest

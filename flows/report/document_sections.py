@@ -154,7 +154,7 @@ def reasons(facts: Facts) -> MaybeSection:
     for row in facts.funnel:
         tallies = facts.step(row.stage).rules
         for rule, count in top_reasons(row.dropped, row.quarantined, MOST_REASONS):
-            alone = tallies[rule].only if rule in tallies else None
+            alone = tallies[rule]["only"] if rule in tallies else None
             rows.append([row.stage, rule, count, count / max(row.read, 1), alone])
             counts[f"{row.stage}: {short_name(rule)}"] = count
     if not rows:
@@ -315,7 +315,12 @@ def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
     """Sizes of clusters of duplicates, and the largest clusters."""
     summary = facts.step(name)
     rows = [
-        [cluster.locator, cluster.survivor[:16], cluster.size, cluster.kind]
+        [
+            cluster["locator"],
+            cluster["survivor"][:16],
+            cluster["size"],
+            cluster.get("kind"),
+        ]
         for cluster in summary.largest_clusters
     ]
     by_rule = (
@@ -357,16 +362,16 @@ def personal_data(facts: Facts, name: str = "clean") -> MaybeSection:
     """Masked values of a cleaning step by source and kind, with examples."""
     found = facts.step(name).personal_data
     columns = {"source": "", "kind": "", "documents": ",", "values": ","}
-    parts = attrgetter("before", "value", "after", "id")
+    parts = itemgetter("before", "value", "after", "id")
     examples = [
-        [row.source, row.kind, *parts(example)]
+        [row["source"], row["kind"], *parts(example)]
         for row in found
-        for example in row.examples
+        for example in row["examples"]
     ]
     example_columns = ("source", "kind", "before", "value", "after", "document")
     return section_of(
         "Personal data",
-        table(columns, map(attrgetter(*columns), found)),
+        table(columns, map(itemgetter(*columns), found)),
         Heading("Examples, to find false alarms"),
         table({**dict.fromkeys(example_columns, ""), "before": ">"}, examples),
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from gristmill.dataprep.cleaning.found_pii import PersonalData
+from gristmill.dataprep.conservation import RuleCounts
 from gristmill.dataprep.decontamination.evaluation_sets import SetReport
-from gristmill.dataprep.dedup.repeats import Repeat, RepeatedUnit
+from gristmill.dataprep.dedup.repeats import Cluster, Repeat, RepeatedUnit
 from gristmill.dataprep.examples.kept_examples import PreparedSet
 from gristmill.dataprep.examples.preferences import Audit
 from gristmill.dataprep.llm.request_counts import GeneratedSource
@@ -28,14 +29,14 @@ from gristmill.tokenize.packing.packing_cost import PackingCost
 Kind = TypeVar("Kind")
 
 
-@cache
-def _adapter(kind: object) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapters: dict[object, TypeAdapter[Any]] = {}
 
 
 def read_as(kind: type[Kind], value: object) -> Kind:
     """JSON as an object of a type; keys that the type does not have are ignored."""
-    adapter: TypeAdapter[Kind] = _adapter(kind)
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    adapter: TypeAdapter[Kind] = _adapters[kind]
     return adapter.validate_python(value)
 
 
@@ -102,12 +103,6 @@ class StageCounts(Counts):
     """Tokens are counted, not estimated from bytes."""
 
 
-class RuleTally(Summary):
-    """Documents that fail a rule and no other one."""
-
-    only: int
-
-
 class ReaderTally(Summary):
     """The model that scored documents, and the amount of text that it read."""
 
@@ -116,16 +111,6 @@ class ReaderTally(Summary):
     windows: int
     tokens: int
     cut: int
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A large cluster of duplicates of one kind; `survivor` is an id."""
-
-    survivor: str
-    size: int
-    locator: str = ""
-    kind: str = ""
 
 
 class Leaks(Summary):
@@ -152,25 +137,6 @@ class Domain(Summary):
     documents: int
     x: float = 0.0
     y: float = 0.0
-
-
-class PiiExample(Summary):
-    """A masked value between masked text, in the document `id`."""
-
-    id: str = ""
-    before: str = ""
-    value: str = ""
-    after: str = ""
-
-
-class PersonalData(Summary):
-    """Masked values of a kind in a source."""
-
-    source: str = ""
-    kind: str = ""
-    documents: int = 0
-    values: int = 0
-    examples: Sequence[PiiExample] = ()
 
 
 class StepSummary(Summary):
@@ -205,7 +171,7 @@ class StepSummary(Summary):
     """
 
     counts: StageCounts = StageCounts()
-    rules: ByName[RuleTally] = {}
+    rules: RuleCounts = {}
     histograms: ByName[Binned] = {}
     by_language: ByName[Counts] = {}
     languages: ByName[int] = {}

@@ -28,6 +28,7 @@ from gristmill.core.lease import Lease, ProcessIdentity, acquire, running_owner
 from gristmill.core.progress import ProgressFile
 from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
+from gristmill.dataprep.group_losses import describe_vanished
 from gristmill.flows.running.events import (
     Outcome,
     StageFailed,
@@ -41,7 +42,6 @@ from gristmill.flows.running.events import (
 from gristmill.flows.running.execute import IN_FORK
 from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
 from gristmill.flows.running.fork_server import ForkServerError
-from gristmill.flows.running.guard_losses import describe_vanished
 from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
 from gristmill.flows.running.output_identities import (
     alias_of,

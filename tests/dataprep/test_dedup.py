@@ -14,11 +14,8 @@ import pytest
 
 from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.dedup import dedup
-from gristmill.dataprep.dedup.survivors import (
-    Clusters,
-    add_clusters,
-    describe_clusters,
-)
+from gristmill.dataprep.dedup.repeats import Clusters
+from gristmill.dataprep.dedup.survivors import add_clusters, describe_clusters
 from gristmill.dataprep.documents import document_id, write_table
 from tests.dataprep.document_shards import (
     Document,

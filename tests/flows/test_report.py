@@ -251,7 +251,9 @@ def test_markdown_contains_pictures_where_they_are_shown() -> None:
 def test_duplicates_section_shows_drops_of_both_cluster_rules() -> None:
     summary = {
         "clusters": 2,
-        "largest_clusters": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}],
+        "largest_clusters": [
+            {"cluster": "", "locator": "a.txt", "survivor": "00" * 16, "size": 3}
+        ],
     }
     dropped = {"dropped_by_rule": {"survivors": 1200, "connected": 1345}}
     html = html_of(duplicates(facts_of(summaries={"dedup": {**summary, **dropped}})))
