@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,8 +32,8 @@ def hex_ids(ids: Column) -> pa.Array:
 def avoid_pandas() -> None:
     """Keep Arrow from importing pandas for its first array, which takes 0.2 s and 50 MB.
 
-    For processes of our own alone: until something is converted to pandas, Arrow takes
-    objects of pandas for sequences, with NaN for null unless it is told otherwise.
+    For processes of our own alone: until `admit_pandas`, or something is converted to
+    pandas, Arrow takes objects of pandas for sequences, and NaN for a value.
     """
     if "pandas" not in sys.modules:
         finder = _WithoutPandas()
@@ -41,6 +42,12 @@ def avoid_pandas() -> None:
             pa.array([])
         finally:
             sys.meta_path.remove(finder)
+
+
+def admit_pandas() -> None:
+    """Let Arrow know the objects of pandas again, for a user's code."""
+    with suppress(ImportError):
+        pa.nulls(0).to_pandas()
 
 
 class _WithoutPandas(MetaPathFinder):

@@ -22,6 +22,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from gristmill.core.arrays import admit_pandas
 from gristmill.dataprep.user_code.time_limits import Function, TimeLimit
 from gristmill.mixtures.user_code import (
     Own,
@@ -76,6 +77,7 @@ def load_function(own: OwnFunction) -> Function:
         OwnCodeError: the code raises on import, the object is not callable, or another
             version of its distribution is installed.
     """
+    admit_pandas()
     if own.files:
         with _loading_lock:
             module = _ModuleLoader(own).make(own.module)

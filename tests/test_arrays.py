@@ -10,7 +10,7 @@ from tests.test_architecture import ROOT
 CONVERSIONS = """
 import sys
 import pyarrow as pa
-from gristmill.core.arrays import avoid_pandas
+from gristmill.core.arrays import admit_pandas, avoid_pandas
 
 if sys.argv[1:]:
     avoid_pandas()
@@ -20,7 +20,11 @@ import pandas as pd
 
 column = pd.Series([1.0, float("nan")])
 print(loaded, pa.array(column, from_pandas=True).null_count, end=" ")
-print(pa.table({"x": [1]}).to_pandas()["x"].sum(), pa.array(column).null_count)
+if "admit" in sys.argv:
+    admit_pandas()
+else:
+    print(pa.table({"x": [1]}).to_pandas()["x"].sum(), end=" ")
+print(pa.array(column).null_count)
 """
 
 
@@ -38,3 +42,7 @@ def convert(*arguments: str) -> list[str]:
 def test_arrow_loads_pandas_only_to_convert_to_it() -> None:
     assert convert("avoid") == ["False", "1", "1", "1"]
     assert convert() == ["True", "1", "1", "1"]
+
+
+def test_arrow_knows_the_pandas_of_a_user() -> None:
+    assert convert("avoid", "admit") == ["False", "1", "1"]

@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import TextIO, cast
 
+from gristmill.core.arrays import avoid_pandas
 from gristmill.flows.prefect.tracked_run import run_tracked
 from gristmill.flows.running import launch as running
 from gristmill.flows.running.events import RunEnded, RunEvent, Subscriber
@@ -37,6 +38,7 @@ def launch(
         summarise: True to print the run's summary at the end.
         json_lines: write JSON lines, and no summary.
     """
+    avoid_pandas()
     run = run_tracked if tracked else run_recorded
     stdout = cast(TextIO, LastingStream(sys.stdout))
     if not json_lines:

@@ -89,7 +89,4 @@ def run_recorded(
 
 def import_report() -> None:
     """Import what the report needs, while stages work."""
-    from gristmill.core.arrays import avoid_pandas
-
-    avoid_pandas()
     import_module("gristmill.flows.report.report")
