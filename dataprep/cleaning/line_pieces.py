@@ -8,12 +8,21 @@ the cleaned text is their concatenation.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from gristmill.dataprep.edits import edits_column
+from gristmill.dataprep.edits import (
+    Edit,
+    apply_edits,
+    derive_edits,
+    edits_array,
+    edits_column,
+    then,
+)
 from gristmill.dataprep.text.kernels import Bytes, Flags, kernel
 from gristmill.dataprep.text.spans import NEWLINE, strip
 from gristmill.dataprep.text.unicode_tables import (
@@ -153,3 +162,43 @@ def rows_array(rows: np.ndarray, offsets: np.ndarray) -> pa.Array:
     texts = pa.array(["", "\n"]).take(rows[:, NEW_LINE])
     begins, ends = pa.array(rows[:, BEGIN].copy()), pa.array(rows[:, END].copy())
     return edits_column(begins, ends, texts, offsets)
+
+
+def edit_lines(
+    texts: pa.Array,
+    edits: pa.Array,
+    may_match: str,
+    steps: Sequence[tuple[int, Callable[[str], str | None]]],
+    counts: np.ndarray,
+    sizes: np.ndarray,
+) -> pa.Array:
+    """Add edits by functions of single lines, for lines that are rare; each step also
+    strips the text.
+
+    Args:
+        texts, edits: n strings, and their edits so far.
+        may_match: expression of RE2, ignoring case, for texts that may change.
+        steps: number of a rule, and its function: line -> edited line, or None to
+            remove it.
+        counts, sizes: int64 of shape (n, rules), to which numbers of changed lines, and
+            of removed bytes, are added.
+    """
+    edited_texts = apply_edits(texts, edits)
+    candidates = pc.match_substring_regex(edited_texts, may_match, ignore_case=True)
+    new_edits: list[Sequence[Edit]] = [()] * len(texts)
+    for row in np.flatnonzero(candidates).tolist():
+        before = text = edited_texts[row].as_py()
+        for rule, edit in steps:
+            kept = []
+            for line in text.split("\n"):
+                edited = edit(line)
+                if edited is not None:
+                    kept.append(edited)
+                if edited != line:
+                    counts[row, rule] += 1
+                    sizes[row, rule] += len(line.encode()) - len(
+                        (edited or "").encode()
+                    )
+            text = "\n".join(kept).strip()
+        new_edits[row] = [*derive_edits(before, text)]
+    return then(edits, edits_array(new_edits))

@@ -3,8 +3,8 @@ Raffel et al. 2020, section 2.2).
 
 A text is split into lines as by `str.splitlines()`, and each line is stripped. After the
 first of these rules, `c4_citations` removes `[]`, `[12]` (decimal digits of any
-script), `[edit]` and `[citation needed]` from the line. In this order, a line is
-removed if
+script), `[edit]` and `[citation needed]` from the line, which counts if the next two
+rules keep the line. In this order, a line is removed if
 
 - `c4_long_word`: one of its words (`str.split()`) has more than `max_word_characters`
   code points;
@@ -22,6 +22,10 @@ remaining lines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+
 import numpy as np
 import pyarrow as pa
 
@@ -30,6 +34,7 @@ from gristmill.dataprep.cleaning.line_pieces import (
     DECIMAL,
     END,
     character_classes,
+    edit_lines,
     line_words,
     new_rows,
     push,
@@ -42,10 +47,8 @@ from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_
 from gristmill.dataprep.text.spans import end_of_line, strip
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
-    byte_table,
     code_point_flags,
     decode,
-    lower_case,
     skip_flagged,
 )
 from gristmill.mixtures.steps.clean import C4Lines
@@ -69,11 +72,6 @@ RULES = (
 LONG_WORD, CITATIONS, PUNCTUATION, FEW_WORDS, JAVASCRIPT, POLICY = range(len(RULES))
 KEPT = -1
 
-_PHRASES = tuple(
-    np.frombuffer(phrase.encode(), np.uint8)
-    for phrase in ("javascript", *POLICY_PHRASES)
-)
-_INITIALS = byte_table("".join(phrase[0] for phrase in ("j", *POLICY_PHRASES)))
 _FIXED_CITATIONS = tuple(
     np.frombuffer(mark, np.uint8) for mark in (b"[edit]", b"[citation needed]")
 )
@@ -91,16 +89,31 @@ def c4_lines(texts: pa.Array, options: C4Lines) -> RuleEdits:
         *text_buffers(texts),
         code_point_flags(),
         character_classes(),
-        lower_case(),
         options.max_word_characters,
         options.citations,
         options.terminal_punctuation,
         options.dialect == "datatrove",
         options.min_words,
-        options.javascript,
-        options.policy,
     )
-    return RuleEdits(rows_array(rows, firsts), counts, sizes)
+    edits = rows_array(rows, firsts)
+    phrases = {
+        JAVASCRIPT: ("javascript",) if options.javascript else (),
+        POLICY: POLICY_PHRASES if options.policy else (),
+    }
+    steps = [
+        (rule, partial(_drop_line, phrases=of_rule))
+        for rule, of_rule in phrases.items()
+    ]
+    may_match = "|".join(chain(*phrases.values()))
+    if may_match:
+        edits = edit_lines(texts, edits, may_match, steps, counts, sizes)
+    return RuleEdits(edits, counts, sizes)
+
+
+def _drop_line(line: str, phrases: Sequence[str]) -> str | None:
+    """None for a line with one of some phrases."""
+    lowered = line.lower()
+    return None if any(phrase in lowered for phrase in phrases) else line
 
 
 @kernel
@@ -109,14 +122,11 @@ def _c4_lines(
     offsets: Offsets,
     flags: Flags,
     classes: Flags,
-    lower: np.ndarray,
     max_word: int,
     citations: bool,
     punctuation: bool,
     apostrophes: bool,
     min_words: int,
-    javascript: bool,
-    policy: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     edits = new_rows()
@@ -155,14 +165,6 @@ def _c4_lines(
                     < min_words
                 ):
                     verdict = FEW_WORDS
-                elif javascript or policy:
-                    verdict = _phrase_verdict(
-                        data,
-                        pieces[first_piece:piece_count],
-                        lower,
-                        javascript,
-                        policy,
-                    )
             if verdict != KEPT:
                 counts[text, verdict] += 1
                 sizes[text, verdict] += stop - line_begin
@@ -264,62 +266,3 @@ def ends_in_punctuation(data: Bytes, pieces: np.ndarray, apostrophes: bool) -> b
             )
         dots += 1
     return False
-
-
-@kernel
-def _phrase_verdict(
-    data: Bytes,
-    pieces: np.ndarray,
-    lower: np.ndarray,
-    javascript: bool,
-    policy: bool,
-) -> int:
-    """Verdict on a line: JAVASCRIPT before POLICY, at any position."""
-    verdict = KEPT
-    first = 0 if javascript else 1
-    last = len(_PHRASES) if policy else 1
-    for piece in range(len(pieces)):
-        position = pieces[piece, BEGIN]
-        end = pieces[piece, END]
-        while position < end:
-            code, width = decode(data, position)
-            letter = lower[code]
-            is_initial = letter < 0x80 and _INITIALS[letter]
-            for phrase in range(first, last if is_initial else first):
-                letters = _PHRASES[phrase]
-                if letter == letters[0] and _continues(
-                    data, pieces, piece, position, lower, letters
-                ):
-                    if phrase == 0:
-                        return JAVASCRIPT
-                    verdict = POLICY
-                    first = 0
-                    last = 1 if javascript else 0
-                    break
-            position += width
-    return verdict
-
-
-@kernel
-def _continues(
-    data: Bytes,
-    pieces: np.ndarray,
-    piece: int,
-    at: int,
-    lower: np.ndarray,
-    phrase: np.ndarray,
-) -> bool:
-    """Return True if the lower case of a line of pieces continues with an ASCII phrase
-    at byte `at` of a piece.
-    """
-    for letter in phrase:
-        while at == pieces[piece, END]:
-            piece += 1
-            if piece == len(pieces):
-                return False
-            at = pieces[piece, BEGIN]
-        code, width = decode(data, at)
-        if lower[code] != letter:
-            return False
-        at += width
-    return True

@@ -28,20 +28,19 @@ before. DCLM removes URLs and caps newlines before these steps; here URLs stay, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.dataprep.cleaning.line_pieces import (
     BEGIN,
-    DECIMAL,
     DIGIT,
     END,
     UPPER,
     character_classes,
+    edit_lines,
     line_words,
     new_rows,
     push,
@@ -53,19 +52,14 @@ from gristmill.dataprep.edits import (
     Edit,
     RuleEdits,
     apply_edits,
-    derive_edits,
     edits_array,
     then,
 )
 from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines
 from gristmill.dataprep.text.unicode_tables import (
-    SPACE,
-    WORD,
     code_point_flags,
     decode,
-    lower_case,
-    skip_flagged,
 )
 from gristmill.mixtures.steps.clean import DclmLines
 
@@ -73,7 +67,7 @@ COUNTED = (
     "likes shares comments retweets reposts quotes bookmarks upvotes downvotes "
     "downloads views followers"
 ).split()
-_COUNTED = tuple(np.frombuffer(word.encode(), np.uint8) for word in COUNTED)
+COUNTER = re.compile(rf"\W*\d[,.\d]*[kmb]?\s+(?:{'|'.join(COUNTED)})\W*")
 RULES = (
     "dclm_uppercase",
     "dclm_digits",
@@ -86,13 +80,11 @@ CUT_SUBSTRINGS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (r"\s?items in cart", r"\s?read more...$", r"^sign-in\s?")
 )
-BLANKS = r"\t\x0b-\r \pZ\x1c-\x1f\x{85}"
-MAY_CUT = (
-    rf"(?i)^[\n{BLANKS}]|[\n{BLANKS}]$|\n[{BLANKS}]+\n"
-    r"|.tems .n cart|read more|s.gn-.n"
-)
-"""Pattern of RE2 for texts that substrings or whitespace are cut from. It has `.` for
-an `i`, which other letters match in Python.
+_BLANK = r"\t\x0b-\r \pZ\x1c-\x1f\x{85}"
+UNSTRIPPED = rf"^[\n{_BLANK}]|[\n{_BLANK}]$"
+MAY_CUT = rf"{UNSTRIPPED}|\n[{_BLANK}]+\n|.tems .n cart|read more|s.gn-.n"
+"""Expression of RE2 for texts with blank lines or CUT_SUBSTRINGS; `.` stands for an
+`i`, which other letters match in Python.
 """
 NEVER = 2.0
 """Ratio that no line exceeds."""
@@ -106,30 +98,50 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
         (`dclm_substrings`: changed or removed), and their bytes (`dclm_substrings`:
         removed bytes): two int64 arrays of shape (n, 5).
     """
-    data, offsets = text_buffers(texts)
-    rows, firsts, counts, sizes = _drop_lines(
-        data,
-        offsets,
+    counts, sizes = np.zeros((2, len(texts), len(RULES)), np.int64)
+    ratios = (
+        NEVER if ratio is None else ratio
+        for ratio in (options.max_uppercase_ratio, options.max_digit_ratio)
+    )
+    edits = _edits_dropping(texts, *ratios, 0, counts, sizes)
+    if options.counters:
+        may_match = "|".join([UNSTRIPPED, *COUNTED])
+        steps = [(COUNTERS, _drop_counter)]
+        edits = edit_lines(texts, edits, may_match, steps, counts, sizes)
+    if options.min_words:
+        lines = apply_edits(texts, edits)
+        few = _edits_dropping(lines, NEVER, NEVER, options.min_words, counts, sizes)
+        edits = then(edits, few)
+    if options.substrings:
+        most_words = options.max_substring_words
+        cuts = [
+            partial(_cut_substring, substring=substring, most_words=most_words)
+            for substring in CUT_SUBSTRINGS
+        ]
+        steps = [(SUBSTRINGS, cut) for cut in cuts]
+        edits = edit_lines(texts, edits, MAY_CUT, steps, counts, sizes)
+    return RuleEdits(edits, counts, sizes)
+
+
+def _edits_dropping(
+    texts: pa.Array,
+    max_uppercase: float,
+    max_digits: float,
+    min_words: int,
+    counts: np.ndarray,
+    sizes: np.ndarray,
+) -> pa.Array:
+    rows, firsts = _drop_lines(
+        *text_buffers(texts),
         code_point_flags(),
         character_classes(),
-        lower_case(),
-        NEVER if options.max_uppercase_ratio is None else options.max_uppercase_ratio,
-        NEVER if options.max_digit_ratio is None else options.max_digit_ratio,
-        options.counters,
-        options.min_words,
+        max_uppercase,
+        max_digits,
+        min_words,
+        counts,
+        sizes,
     )
-    edits = rows_array(rows, firsts)
-    if options.substrings:
-        lines = apply_edits(texts, edits)
-        cuts: list[Sequence[Edit]] = [()] * len(lines)
-        for row in np.flatnonzero(pc.match_substring_regex(lines, MAY_CUT)).tolist():
-            text = lines[row].as_py()
-            cut, counts[row, SUBSTRINGS], sizes[row, SUBSTRINGS] = _cut_substrings(
-                text, options.max_substring_words
-            )
-            cuts[row] = [*derive_edits(text, cut)]
-        edits = then(edits, edits_array(cuts))
-    return RuleEdits(edits, counts, sizes)
+    return rows_array(rows, firsts)
 
 
 @kernel
@@ -138,29 +150,26 @@ def _drop_lines(
     offsets: Offsets,
     flags: Flags,
     classes: Flags,
-    lower: np.ndarray,
     max_uppercase: float,
     max_digits: float,
-    counters: bool,
     min_words: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    counts: np.ndarray,
+    sizes: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     edits = new_rows()
     edit_count = 0
     firsts = np.zeros(number + 1, np.int64)
-    counts = np.zeros((number, 5), np.int64)
-    sizes = np.zeros((number, 5), np.int64)
     lines = new_rows()
     for text in range(number):
         lines, last = _push_lines(lines, data, offsets[text], offsets[text + 1])
         first = 0
-        for rule in range(4):
-            is_enabled = (
-                max_uppercase <= 1.0,
-                max_digits <= 1.0,
-                counters,
-                min_words > 0,
-            )[rule]
+        for rule in (UPPERCASE, DIGITS, FEW_WORDS):
+            is_enabled = max_uppercase <= 1.0
+            if rule == DIGITS:
+                is_enabled = max_digits <= 1.0
+            elif rule == FEW_WORDS:
+                is_enabled = min_words > 0
             if not is_enabled:
                 continue
             kept = first
@@ -177,8 +186,6 @@ def _drop_lines(
                         begin < end
                         and _ratio(data, begin, end, classes, DIGIT) > max_digits
                     )
-                elif rule == COUNTERS:
-                    is_removed = is_counter(data, begin, end, flags, classes, lower)
                 else:
                     piece = lines[line : line + 1]
                     words = line_words(data, piece, flags, min_words)
@@ -203,7 +210,7 @@ def _drop_lines(
             last,
         )
         firsts[text + 1] = edit_count
-    return edits[:edit_count], firsts, counts, sizes
+    return edits[:edit_count], firsts
 
 
 @kernel
@@ -236,91 +243,17 @@ def _ratio(data: Bytes, begin: int, end: int, classes: Flags, flag: int) -> floa
     return flagged / length
 
 
-@kernel
-def is_counter(
-    data: Bytes,
-    at: int,
-    end: int,
-    flags: Flags,
-    classes: Flags,
-    lower: np.ndarray,
-) -> bool:
-    """Return True if a line is only a number of likes, views and so on; every character
-    is read once.
-    """
-    at = _skip_non_word(data, at, end, flags, lower)
-    if at == end or classes[decode(data, at)[0]] & DECIMAL == 0:
-        return False
-    while at < end:
-        code, width = decode(data, at)
-        if not (code == 0x2C or code == 0x2E or classes[code] & DECIMAL):
-            break
-        at += width
-    if at < end and data[at] < 0x80 and lower[data[at]] in (0x6B, 0x6D, 0x62):
-        at += 1
-    elif at < end and decode(data, at)[0] == 0x212A:
-        # the lower case of the Kelvin sign is k
-        at += 3
-    spaces_begin = at
-    at = skip_flagged(data, at, end, flags, SPACE)
-    if at == spaces_begin:
-        return False
-    for word in _COUNTED:
-        stop = after_phrase(data, at, end, lower, word)
-        if stop > at:
-            return _skip_non_word(data, stop, end, flags, lower) == end
-    return False
+def _drop_counter(line: str) -> str | None:
+    return None if COUNTER.fullmatch(line.lower()) else line
 
 
-@kernel
-def _skip_non_word(
-    data: Bytes, at: int, end: int, flags: Flags, lower: np.ndarray
-) -> int:
-    """Offset of the first word character from `at` on."""
-    while at < end:
-        code, width = decode(data, at)
-        if flags[lower[code]] & WORD:
-            return at
-        at += width
-    return end
-
-
-@kernel
-def after_phrase(
-    data: Bytes, at: int, end: int, table: np.ndarray, phrase: np.ndarray
-) -> int:
-    """End of an ASCII phrase that begins at `at`, comparing code points through
-    `table`; 0 if it does not match.
-    """
-    for letter in phrase:
-        if at >= end:
-            return 0
-        code, width = decode(data, at)
-        if table[code] != letter:
-            return 0
-        at += width
-    return at
-
-
-def _cut_substrings(text: str, most_words: int) -> tuple[str, int, int]:
-    """A text without SUBSTRINGS, its number of changed or removed lines, and their
-    removed bytes.
-    """
-    num_changed = num_bytes = 0
-    for substring in CUT_SUBSTRINGS:
-        lines = []
-        for line in text.split("\n"):
-            is_short = len(line.split()) <= most_words
-            cut = substring.sub("", line) if is_short else line
-            if line and not cut.strip():
-                num_bytes += len(line.encode())
-                num_changed += 1
-                continue
-            num_bytes += len(line.encode()) - len(cut.encode())
-            num_changed += cut != line
-            lines.append(cut)
-        text = "\n".join(lines).strip()
-    return text, num_changed, num_bytes
+def _cut_substring(
+    line: str, substring: re.Pattern[str], most_words: int
+) -> str | None:
+    """A line without a substring, or None if nothing or whitespace is left."""
+    is_short = len(line.split()) <= most_words
+    cut = substring.sub("", line) if is_short else line
+    return None if line and not cut.strip() else cut
 
 
 def cap_newlines(texts: pa.Array, most: int) -> RuleEdits:

@@ -60,7 +60,7 @@ def libraries(section: Clean) -> Iterator[Library]:
 
 STAGE = Stage(
     "clean",
-    3,
+    4,
     "gristmill.dataprep.cleaning.clean:run",
     preflight=preflight,
     step=PrepareStep(Clean, columns),
