@@ -113,8 +113,10 @@ def check_identifier(identifier: str) -> str:
     """
     expression = _parsed(identifier)
     if expression is None or len(expression.args or ()) > 0:
-        known = map(str.lower, _licensing().known_symbols)
-        hint = did_you_mean(identifier.lower(), known)
+        name = identifier.lower()
+        known = [*map(str.lower, _licensing().known_symbols)]
+        family = [each for each in known if each.startswith(name.partition("-")[0])]
+        hint = did_you_mean(name, family or known)
         raise ValueError(
             f"{identifier!r} is not an identifier of SPDX "
             f"(https://spdx.org/licenses){hint}"
