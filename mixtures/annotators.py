@@ -26,7 +26,7 @@ class Annotator(Section):
         agreement: with people or other models, as in `source`.
         parameters, tokens: number of weights, and of tokens read of a document.
         documents_per_second: by GPU.
-        give: keys that the manifest has to give -> their source.
+        give: keys of `model` that the manifest has to give -> their source.
         labels: column -> its values.
         step: the step that it is a preset of.
         settings: of the step.
@@ -112,7 +112,7 @@ def with_preset(step: str, settings: Mapping[str, Any], folder: Path) -> dict[st
     """
     file, _, name = str(settings[PRESET]).rpartition("#")
     presets = read_annotators(folder / file if file else SHIPPED)
-    known = [one for one, annotator in presets.items() if annotator.step == step]
+    known = [key for key, annotator in presets.items() if annotator.step == step]
     if name not in known:
         raise ValueError(
             f"there is no annotator {unknown_name(name, known, 'presets are')}"
@@ -129,20 +129,15 @@ def with_preset(step: str, settings: Mapping[str, Any], folder: Path) -> dict[st
             f"{', or an endpoint that serves it' if annotator.answers else ''}"
         )
     for key, origin in annotator.give.items():
-        value: Any = merged
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is None:
-            raise ValueError(f"{name} needs {key}: {origin}")
+        if key not in model:
+            raise ValueError(f"{name} needs model.{key}: {origin}")
     return merged
 
 
 def merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with defaults, which nested mappings complete."""
-    merged = dict(defaults)
-    for key, value in own.items():
-        default = merged.get(key)
-        if isinstance(default, dict) and isinstance(value, dict):
-            value = merge(default, value)
-        merged[key] = value
+    merged = {**defaults, **own}
+    for key in defaults.keys() & own.keys():
+        if isinstance(defaults[key], dict) and isinstance(own[key], dict):
+            merged[key] = merge(defaults[key], own[key])
     return merged

@@ -8,15 +8,16 @@ depends on shards or workers.
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from typing_extensions import TypedDict
 
+from gristmill.core.arrays import hex_ids
 from gristmill.core.seeds import seeded_bytes, seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.cleaning.canary_texts import draw_canaries
@@ -51,11 +52,9 @@ class CanarySummary:
 
     Attributes:
         counts: documents by outcome; all are kept.
-        inserted: number of lines.
     """
 
     counts: Counts
-    inserted: int
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> CanarySummary:
@@ -72,17 +71,14 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> CanarySu
         ConservationError: the counts do not balance.
     """
     section = Canaries.model_validate(config)
-    seed = section.seed or 0
-    lines = [
-        (canary.line, canary.copies)
-        for canary in draw_canaries(section, seed)
-        for _ in range(canary.copies)
-    ]
+    lines: list[tuple[str, int]] = []
+    for canary in draw_canaries(section):
+        lines += [(canary.line, canary.copies)] * canary.copies
     tasks = shard_tasks(inputs["ingest"])
     chosen = run_tasks(
         "choose",
         tasks,
-        partial(choose, inputs=inputs, section=section, seed=seed, most=len(lines)),
+        partial(choose, inputs=inputs, section=section, most=len(lines)),
         context,
     )
     hashes = sorted(name for result in chosen for name in result["hashes"])
@@ -95,22 +91,23 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> CanarySu
     results = run_tasks(
         "insert",
         tasks,
-        partial(
-            insert, inputs=inputs, section=section, seed=seed, line_of=line_of, out=out
-        ),
+        partial(insert, inputs=inputs, section=section, line_of=line_of, out=out),
         context,
     )
-    counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    return CanarySummary(counts, len(lines))
+    return CanarySummary(
+        balance(results, section.max_quarantined, context.stage, errors=out)
+    )
 
 
 def choose(
-    task: ShardTask, inputs: Inputs, section: Canaries, seed: int, most: int
+    task: ShardTask, inputs: Inputs, section: Canaries, most: int
 ) -> Done[Candidates]:
     """Find at most `most` documents of a shard with the smallest hashes."""
     shard = read_shard(inputs, task.name, ["id", "source"], section.sources)
-    ids = (value.hex() for value in shard.judged_documents["id"].to_pylist())
-    hashes = (seeded_bytes(seed, "canary", name, size=8).hex() + name for name in ids)
+    hashes = (
+        seeded_bytes(section.key_seed, "canary", name, size=8).hex() + name
+        for name in hex_ids(shard.judged_documents["id"]).to_pylist()
+    )
     return Done([], {"hashes": heapq.nsmallest(most, hashes)})
 
 
@@ -118,7 +115,6 @@ def insert(
     task: ShardTask,
     inputs: Inputs,
     section: Canaries,
-    seed: int,
     line_of: Mapping[str, tuple[str, int]],
     out: Path,
 ) -> Done[Counted]:
@@ -129,14 +125,16 @@ def insert(
     """
     shard = read_shard(inputs, task.name, ["id", "source", "text"], section.sources)
     documents = shard.judged_documents
-    names = [value.hex() for value in documents["id"].to_pylist()]
+    names = hex_ids(documents["id"]).to_pylist()
     edits: list[list[Edit]] = [[] for _ in names]
     copies: list[int | None] = [None] * len(names)
-    for row in np.flatnonzero([name in line_of for name in names]).tolist():
-        line, copies[row] = line_of[names[row]]
+    for row, name in enumerate(names):
+        if name not in line_of:
+            continue
+        line, copies[row] = line_of[name]
         text = documents["text"][row].as_py().encode()
-        ends = [*(at for at, byte in enumerate(text) if byte == 0x0A), len(text)]
-        at = ends[seeded_key(seed, "place", names[row]) % len(ends)]
+        ends = [end.start() for end in re.finditer(rb"\n|\Z", text)]
+        at = ends[seeded_key(section.key_seed, "place", name) % len(ends)]
         edits[row] = [(at, at, f"\n{line}")]
     columns = {EDITS: edits_array(edits), COPIES: pa.array(copies, pa.int64())}
     counts = shard.write(out / task.name, [None] * len(names), columns)

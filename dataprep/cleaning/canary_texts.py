@@ -47,10 +47,10 @@ class Canary:
         return f"{self.beginning}{self.code()}."
 
 
-def draw_canaries(section: Canaries, seed: int) -> list[Canary]:
+def draw_canaries(section: Canaries) -> list[Canary]:
     """Canaries of a section, and as many that are not inserted, which come first."""
     return [
-        Canary(copies, number, seed)
+        Canary(copies, number, section.key_seed)
         for copies in (0, *section.copies)
         for number in range(section.secrets)
     ]

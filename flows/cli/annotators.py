@@ -72,5 +72,5 @@ def described(name: str, annotator: Annotator) -> list[str]:
         model = f"{{folder: {weights}}}" if annotator.answers else weights
         step = f"{{preset: {name}, model: {model}}}"
     lines += ["", "prepare:", f"  - {annotator.step}: {step}"]
-    lines += [f"needs {key}: {origin}" for key, origin in annotator.give.items()]
+    lines += [f"needs model.{key}: {origin}" for key, origin in annotator.give.items()]
     return lines

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gristmill.mixtures.base import Judging, Positive, repeated
+from gristmill.mixtures.base import Judging, Positive, Seeded, repeated
 
 
-class Canaries(Judging):
+class Canaries(Judging, Seeded):
     """Made-up secrets inserted into documents, so that `evaluate.canaries` can measure
     what a model memorises (Carlini et al. 2019). See docs/how-to/data/privacy.md.
 

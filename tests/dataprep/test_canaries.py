@@ -53,7 +53,7 @@ def inserted(
 def test_each_secret_has_its_number_of_copies(inserted: Any) -> None:
     texts = inserted([DOCUMENTS])
     lines = Counter(line for text in texts.values() for line in PATTERN.findall(text))
-    drawn = draw_canaries(SECTION, 5)
+    drawn = draw_canaries(SECTION)
     assert [canary.copies for canary in drawn] == [0, 0, 1, 1, 3, 3]
     assert lines == Counter(
         {canary.line: canary.copies for canary in drawn if canary.copies}
@@ -78,7 +78,7 @@ def test_too_few_documents_are_an_error(inserted: Any) -> None:
 
 
 def test_secrets_differ_and_references_are_never_inserted() -> None:
-    drawn = draw_canaries(Canaries(secrets=50), 1)
+    drawn = draw_canaries(Canaries(secrets=50, seed=1))
     assert len({canary.beginning for canary in drawn}) == len(drawn) == 250
     assert all(PATTERN.fullmatch(canary.line) for canary in drawn)
     codes = {canary.code(draw) for canary in drawn for draw in range(20)}

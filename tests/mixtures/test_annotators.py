@@ -25,8 +25,7 @@ def settings_of(name: str, model: Any) -> dict[str, Any]:
     annotator = read_annotators()[name]
     settings: dict[str, Any] = {"preset": name, "model": model}
     for key in annotator.give:
-        assert key == "model.system"
-        settings["model"] = {**model, "system": "the text"}
+        settings["model"] = {**model, key: "the text"}
     return settings
 
 

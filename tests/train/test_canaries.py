@@ -15,7 +15,7 @@ from gristmill.mixtures.steps.canaries import Canaries
 from gristmill.train.eval.canaries import count_lines, measure_canaries
 from gristmill.train.eval.likelihood import Score
 
-DRAWN = draw_canaries(Canaries(copies=(2, 8), secrets=4), 3)
+DRAWN = draw_canaries(Canaries(copies=(2, 8), secrets=4, seed=3))
 LOGP = {0: -9.0, 2: -7.0, 8: -1.0}
 """Log-probability of a secret by its number of copies; that of references is -2, -3,
 ...

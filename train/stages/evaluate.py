@@ -183,7 +183,7 @@ def find_canaries(
     lines: Counter[str] = Counter()
     if trained is not None:
         lines = count_lines(trained, Chat(tokenizer).tokenizer.decode_batch)
-    return draw_canaries(section, section.seed or 0), lines
+    return draw_canaries(section), lines
 
 
 def differences(
