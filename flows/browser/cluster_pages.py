@@ -23,7 +23,7 @@ from gristmill.flows.browser.addresses import (
     page_links,
 )
 from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
-from gristmill.flows.browser.elements import tabs, value_text
+from gristmill.flows.browser.elements import tabs
 from gristmill.flows.pages.page_elements import (
     Inline,
     Link,
@@ -38,6 +38,7 @@ from gristmill.flows.pages.page_elements import (
     flatten,
     page_of,
     table,
+    value_text,
 )
 from gristmill.flows.pages.text_diff import COMPARED_WORDS, differences
 
@@ -184,18 +185,16 @@ def _pair_parts(corpus: Inputs, pair: Mapping[str, Any], similarity: str) -> lis
     """
     sides: dict[str, Mark] = {"survivor": "kept", "member": "dropped"}
     documents = documents_of(corpus, {pair[side] for side in sides}, ["text"])
-    texts = [documents.get(pair[side], {}).get("text") for side in sides]
+    texts = [documents.get(pair[side], {}).get("text", "") for side in sides]
     kept_text, dropped_text = texts
-    pieces = differences(
-        kept_text or dropped_text or "", dropped_text or kept_text or ""
-    )
+    pieces = differences(kept_text or dropped_text, dropped_text or kept_text)
     columns: list[tuple[Inline, list[Part]]] = []
     for (side, badge), text, pieces_of_side in zip(
         sides.items(), texts, pieces, strict=True
     ):
         place = address(DOCUMENTS, pair[side].hex())
         title: Inline = [Span(badge, badge), " ", Link(pair[f"{side}_locator"], place)]
-        if text is None:
+        if not text:
             missing = Note("Its text is not in this corpus.", "plain")
             columns.append((title, [missing]))
             continue
@@ -208,7 +207,7 @@ def _pair_parts(corpus: Inputs, pair: Mapping[str, Any], similarity: str) -> lis
         ]
         columns.append((title, [Note(length), Text(spans)]))
     sentence: list[Inline] = ["These two are equal."]
-    if kept_text is None or kept_text != dropped_text:
+    if kept_text != dropped_text:
         value = Span(value_text(pair[similarity]), "strong")
         linked_by = f", found by {pair['linked_by']}."
         sentence = [f"{SIMILARITIES[similarity]} of these two: ", value, linked_by]

@@ -10,7 +10,7 @@ from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.whatif_thresholds import Rule
 from gristmill.flows.browser.addresses import DOCUMENTS, Name, Search, address
 from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
-from gristmill.flows.browser.elements import id_span, listing_of, value_text
+from gristmill.flows.browser.elements import id_span, listing_of
 from gristmill.flows.pages.page_elements import (
     Entry,
     Link,
@@ -21,6 +21,7 @@ from gristmill.flows.pages.page_elements import (
     Span,
     page_of,
     table,
+    value_text,
 )
 from gristmill.flows.questions.threshold_samples import (
     MOST_SHARDS,

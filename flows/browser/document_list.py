@@ -34,7 +34,6 @@ from gristmill.flows.browser.browsed_run import BrowsedRun
 from gristmill.flows.browser.elements import (
     document_entry,
     listing_of,
-    value_text,
 )
 from gristmill.flows.pages.page_elements import (
     ByName,
@@ -48,6 +47,7 @@ from gristmill.flows.pages.page_elements import (
     Note,
     Page,
     page_of,
+    value_text,
 )
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.tokenize.importing.token_sources import decoded_text
@@ -161,12 +161,14 @@ def matches(table: pa.Table, query: Search) -> np.ndarray:
 def _entries(inputs: ByName[Path], shard: str, hits: Sequence[Hit]) -> list[Entry]:
     """Entries of the list for some documents of a shard."""
     rows = [hit.row for hit in hits]
-    has_text = "text" in column_names(inputs[INGEST] / shard)
-    columns = ["id", "locator", "text"] if has_text else ["id", "locator"]
+    stored = column_names(inputs[INGEST] / shard)
+    columns = [name for name in ("id", "locator", "text") if name in stored]
     documents = read_document_rows(inputs, shard, rows, columns).to_pylist()
     entries = []
     for hit, document in zip(hits, documents, strict=True):
-        text = document["text"] if has_text else decoded_text(inputs, shard, hit.row)
+        text = document.get("text")
+        if text is None:
+            text = decoded_text(inputs, shard, hit.row)
         judged = {name: value for name, value in hit.judged.items() if name != "text"}
         source, kept, step, reason = (judged.pop(name) for name in JUDGED)
         details = [f"{name} {value_text(value)}" for name, value in judged.items()]

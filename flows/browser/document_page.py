@@ -155,15 +155,12 @@ def _use(mix: MixtureUse, source: str) -> list[Parts]:
 
 def _text(document: Explanation, most: int | None) -> list[Parts]:
     spans: list[Span] = []
-    remaining = most
+    total = sum(len(piece.text) for piece in document.text)
+    remaining = total if most is None else most
     for piece in document.text:
         text = piece.text[:remaining]
         spans.append(Span(text, piece.edit or "", piece.stage or ""))
-        if remaining is not None:
-            remaining -= len(text)
-    is_cut = sum(len(span.text) for span in spans) < sum(
-        len(piece.text) for piece in document.text
-    )
+        remaining -= len(text)
     legend = None
     if any(piece.edit for piece in document.text):
         marks: list[Inline] = [
@@ -173,7 +170,7 @@ def _text(document: Explanation, most: int | None) -> list[Parts]:
         ]
         suffix = " by the steps; text without a mark is as it was read."
         legend = Note([*marks, suffix])
-    if not is_cut:
+    if most is None or total <= most:
         return [legend, Text(spans)]
     whole_link = address(DOCUMENTS, document.id, whole=True)
     characters = f"{document.characters:,} characters"
@@ -182,5 +179,4 @@ def _text(document: Explanation, most: int | None) -> list[Parts]:
         legend,
         Note([first, Link("show all", whole_link), "."]),
         Text([span for span in spans if span.text]),
-        Links([Link(f"Show all {characters}", whole_link)]),
     ]

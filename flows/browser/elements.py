@@ -14,23 +14,9 @@ from gristmill.flows.pages.page_elements import (
     Listing,
     Note,
     Span,
+    value_text,
 )
 from gristmill.flows.questions.search import marked
-
-
-def value_text(value: object) -> str:
-    """A measured value as people read it."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {value_text(entry)}" for name, entry in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(value_text, value))
-    if isinstance(value, float):
-        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def values_note(values: Iterable[tuple[str, object]]) -> Note | None:

@@ -30,7 +30,6 @@ from gristmill.flows.browser.elements import (
     numbered_links,
     step_link,
     tabs,
-    value_text,
     values_note,
 )
 from gristmill.flows.pages.page_elements import (
@@ -53,6 +52,7 @@ from gristmill.flows.pages.page_elements import (
     flatten,
     page_of,
     table,
+    value_text,
 )
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.trace import trace_document, trace_step
@@ -211,9 +211,7 @@ def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
 
 
 def _documents(documents: Sequence[RowDocument]) -> Table:
-    """Documents of a step: tokens, source, place, measured values, and duplicates if
-    any has some.
-    """
+    """Documents of a step: tokens, source, place, measured values, and duplicates."""
     rows: list[list[object]] = []
     for document in documents:
         measured = [
@@ -221,18 +219,15 @@ def _documents(documents: Sequence[RowDocument]) -> Table:
         ]
         measured += [document.language] if document.language else []
         link = Link(document.address, address(DOCUMENTS, document.id))
-        size = document.cluster_size or 1
         row = [document.tokens, document.source, link, " ".join(measured)]
-        rows.append([*row, size if size > 1 else None])
-    columns = {"tokens": ",", "source": "", "document": "", "measured": ""}
-    if any(row[-1] for row in rows):
-        columns["duplicates"] = ","
+        rows.append([*row, document.cluster_size])
+    columns = {"source": "", "document": "", "measured": "", "duplicates": ","}
     meanings = {
         "tokens": "in the rows of the step",
         "measured": "by the steps that judged it",
         "duplicates": "documents of its cluster",
     }
-    return table(columns, [row[: len(columns)] for row in rows], meanings)
+    return table({"tokens": ",", **columns}, rows, meanings)
 
 
 def _examples(run: BrowsedRun, ids: Sequence[str]) -> Listing:

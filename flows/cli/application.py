@@ -11,11 +11,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NoReturn,
+    TextIO,
+    cast,
+    get_type_hints,
+)
 
 from typer import Argument, Context, Exit, Option, Typer, echo
 from typer.core import TyperGroup
@@ -53,7 +63,11 @@ class WholeSentences(TyperGroup):
         other error with that of wrong input.
         """
         try:
-            with masked_output():
+            # Credentials of the manifest, settings and store are masked.
+            with (
+                redirect_stdout(cast(TextIO, MaskedStream(sys.stdout))),
+                redirect_stderr(cast(TextIO, MaskedStream(sys.stderr, True))),
+            ):
                 return super().invoke(ctx)
         except BrokenPipeError:
             raise
@@ -86,22 +100,6 @@ class WholeSentences(TyperGroup):
                         for name in names
                     ]
                 )
-
-
-@contextmanager
-def masked_output() -> Iterator[None]:
-    """Mask credentials of the manifest, settings and store in everything printed inside
-    the context.
-    """
-    stdout = sys.stdout
-    stderr = sys.stderr
-    sys.stdout = cast(TextIO, MaskedStream(stdout))
-    sys.stderr = cast(TextIO, MaskedStream(stderr, True))
-    try:
-        yield
-    finally:
-        sys.stdout = stdout
-        sys.stderr = stderr
 
 
 app = Typer(
@@ -211,6 +209,35 @@ def open_or_exit(
             f"{error}\n{num_problems} problem{'s' if num_problems > 1 else ''} in "
             f"{manifest}; nothing was run"
         )
+
+
+def about_manifest(function: Callable[..., None]) -> Callable[..., None]:
+    """Register a command about a manifest: the function gets the opened session first.
+
+    The command has MANIFEST, --set and --store besides the options of the function.
+    """
+
+    @wraps(function)
+    def command(
+        manifest: str, set_: list[str] | None, store: str | None, **options: Any
+    ) -> None:
+        function(open_or_exit(manifest, set_, store), **options)
+
+    hints = get_type_hints(function, localns={"Session": Any}, include_extras=True)
+    _, *own = (
+        parameter.replace(annotation=hints[name])
+        for name, parameter in signature(function).parameters.items()
+    )
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        Parameter("manifest", kind, annotation=ManifestArgument),
+        *own,
+        Parameter("set_", kind, default=None, annotation=SetOption),
+        Parameter("store", kind, default=None, annotation=StoreOption),
+    ]
+    command.__annotations__ = {}
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return app.command()(command)
 
 
 def out_file(option: str, path: Path) -> Path:

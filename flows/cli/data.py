@@ -21,6 +21,7 @@ from gristmill.flows.cli.application import (
     SetOption,
     StoreOption,
     WholeSentences,
+    about_manifest,
     app,
     fail,
     open_or_exit,
@@ -32,6 +33,7 @@ from gristmill.mixtures.hub_paths import HUB
 
 if TYPE_CHECKING:
     from gristmill.flows.authoring.look_at_data import Look
+    from gristmill.flows.running.session import Session
 
 
 NEXT_STEPS = """\
@@ -329,9 +331,9 @@ TokenFormat = Literal["llmc", "megatron", "memmap", "olmo"]
 SplitName = Literal["train", "validation"]
 
 
-@app.command("export-tokens")
+@about_manifest
 def export_tokens(
-    manifest: ManifestArgument,
+    session: Session,
     form: Annotated[
         TokenFormat,
         Option(
@@ -356,14 +358,11 @@ def export_tokens(
         int,
         Option(metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1),
     ] = 100_000_000,
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the packed tokens in the formats of other trainers, in training order."""
     from gristmill.flows.export_tokens import export_from
 
-    session = open_or_exit(manifest, set_, store)
     summary = export_from(session, form, out, order, split, shard_tokens)
     if as_json:
         print_json(summary)
@@ -386,9 +385,9 @@ def num_bytes(size: str | int) -> int:
     return TypeAdapter(ByteSize).validate_python(size)
 
 
-@app.command()
+@about_manifest
 def publish(
-    manifest: ManifestArgument,
+    session: Session,
     cards: Annotated[
         Path,
         Option(
@@ -396,8 +395,6 @@ def publish(
             help="Folder for the cards, such as one of `export-documents --format hf`.",
         ),
     ],
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the cards that a publication needs: of the data set and the model,
@@ -405,7 +402,6 @@ def publish(
     """
     from gristmill.flows.report.cards import write_cards
 
-    session = open_or_exit(manifest, set_, store)
     written = write_cards(session, cards)
     if as_json:
         print_json({"folder": str(cards), "files": written})
@@ -413,9 +409,9 @@ def publish(
     echo(f"{cards}: {', '.join(written)}")
 
 
-@app.command("export-documents")
+@about_manifest
 def export_documents(
-    manifest: ManifestArgument,
+    session: Session,
     form: Annotated[
         Literal["parquet", "jsonl", "hf"],
         Option(
@@ -467,8 +463,6 @@ def export_documents(
             show_default="256MB",
         ),
     ] = 256_000_000,
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the kept documents, with all edits, scores and reasons."""
@@ -493,7 +487,6 @@ def export_documents(
         )
     except ValidationError as error:
         fail(f"--{error.errors()[0]['msg'].removeprefix('Value error, ')}")
-    session = open_or_exit(manifest, set_, store)
     observer = TerminalObserver(plain_console(stderr=True))
     try:
         with resumable():

@@ -59,21 +59,8 @@ def look(
         Wishes(name), {name: place_in(target, path, source_look)}, str(target)
     )
     if as_json:
-        keys = (
-            "path",
-            "formats",
-            "ignored",
-            "files",
-            "stored_bytes",
-            "text_bytes",
-            "text_field",
-            "id_field",
-            "remarks",
-        )
-        listing = {key: getattr(source_look, key) for key in keys}
-        print_json(
-            {"name": name, **listing, **vars(measurements), "manifest": manifest}
-        )
+        listing = {**vars(source_look), **vars(measurements)}
+        print_json({"name": name, **listing, "manifest": manifest})
     else:
         print_look(name, source_look, measurements)
         echo(f"\nManifest\n{manifest}")

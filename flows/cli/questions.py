@@ -8,23 +8,23 @@ import csv
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
 from gristmill.flows.cli.application import (
     JsonOption,
-    ManifestArgument,
     PortOption,
-    SetOption,
-    StoreOption,
-    app,
+    about_manifest,
     fail,
     open_or_exit,
     out_file,
     print_answer,
     print_json,
 )
+
+if TYPE_CHECKING:
+    from gristmill.flows.running.session import Session
 
 DocumentArgument = Annotated[
     str,
@@ -35,16 +35,14 @@ DocumentArgument = Annotated[
 ]
 
 
-@app.command()
+@about_manifest
 def explain(
-    manifest: ManifestArgument,
+    session: Session,
     document: DocumentArgument,
     text: Annotated[
         bool,
         Option("--text", help="Show the whole text with each stage's edits."),
     ] = False,
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a document's history: why it was kept or dropped, and the training steps
@@ -52,13 +50,12 @@ def explain(
     """
     from gristmill.flows.questions.explain import history
 
-    session = open_or_exit(manifest, set_, store)
     print_answer(history(session, document, text), as_json)
 
 
-@app.command()
+@about_manifest
 def search(
-    manifest: ManifestArgument,
+    session: Session,
     text: Annotated[
         str,
         Argument(
@@ -74,22 +71,17 @@ def search(
         int,
         Option(metavar="N", help="Number of documents shown.", min=1, max=1000),
     ] = 10,
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find documents by meaning and by words, kept or dropped, with the reason."""
     from gristmill.flows.questions.search import search as find
 
-    session = open_or_exit(manifest, set_, store)
     print_answer(find(session, text, by, limit), as_json)
 
 
-@app.command()
+@about_manifest
 def licences(
-    manifest: ManifestArgument,
-    set_: SetOption = None,
-    store: StoreOption = None,
+    session: Session,
     as_json: JsonOption = False,
 ) -> None:
     """Show the licences of the documents by source, with their shares; `unknown` is one
@@ -100,7 +92,6 @@ def licences(
     from gristmill.flows.report.licence_shares import licence_shares, licence_table
     from gristmill.flows.running.terminal import plain_console
 
-    session = open_or_exit(manifest, set_, store)
     shares = licence_shares(session, gather_facts(session, whole=False))
     if as_json:
         print_json(asdict(shares))
@@ -109,9 +100,9 @@ def licences(
     echo(shares.describe())
 
 
-@app.command()
+@about_manifest
 def query(
-    manifest: ManifestArgument,
+    session: Session,
     sql: Annotated[
         str,
         Argument(
@@ -125,8 +116,6 @@ def query(
         Option(metavar="FILE.parquet", help="Write the rows to a Parquet file."),
     ] = None,
     as_csv: Annotated[bool, Option("--csv", help="Print all rows as CSV.")] = False,
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Query all documents with SQL (DuckDB): one view with every step's values and
@@ -141,7 +130,6 @@ def query(
         fail("give one of --out, --csv and --json")
     if out is not None:
         out_file("--out", out)
-    session = open_or_exit(manifest, set_, store)
     with ask(committed_corpus(session), sql) as answer:
         if out is not None:
             echo(f"{answer.write_parquet(out):,} rows in {out}")
@@ -157,10 +145,9 @@ def query(
             print_answer(answer)
 
 
-@app.command()
+@about_manifest
 def whatif(
-    manifest: ManifestArgument,
-    set_: SetOption = None,
+    session: Session,
     samples: Annotated[
         int,
         Option(metavar="N", help="Documents shown on each side of a threshold.", min=0),
@@ -177,7 +164,6 @@ def whatif(
         float,
         Option(metavar="SHARE", help="Top share for --scores.", min=0.0, max=1.0),
     ] = 0.1,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what other thresholds would keep, from stored measurements: --set
@@ -196,29 +182,26 @@ def whatif(
     )
     from gristmill.flows.stages.registry import TOKENIZE
 
-    before = open_or_exit(manifest, None, store)
     if scores is not None:
-        corpus = committed_corpus(before)
+        corpus = committed_corpus(session)
         print_answer(compare_scores(corpus, scores.split(","), top), as_json)
         return
-    after = open_or_exit(manifest, set_, store)
-    if not set_:
-        threshold_rows = thresholds(before)
+    if not session.overrides:
+        threshold_rows = thresholds(session)
         print_json(threshold_rows) if as_json else print_thresholds(
-            threshold_rows, before.command("whatif", "--set", "KEY=VALUE")
+            threshold_rows, session.command("whatif", "--set", "KEY=VALUE")
         )
         return
-    comparison = compare(before, after)
+    before = open_or_exit(session.manifest_file, None, session.store_option)
+    comparison = compare(before, session)
     tokenized = before.committed(TOKENIZE)
     tokens = None if tokenized is None else tokenized.data
     print_answer(replay(comparison, samples, tokens), as_json)
 
 
-@app.command()
+@about_manifest
 def losses(
-    manifest: ManifestArgument,
-    set_: SetOption = None,
-    store: StoreOption = None,
+    session: Session,
     as_json: JsonOption = False,
 ) -> None:
     """Show the sources, domains and languages that the preparation lost, with the rules
@@ -226,12 +209,12 @@ def losses(
     """
     from gristmill.flows.questions.losses import losses as report
 
-    print_answer(report(open_or_exit(manifest, set_, store)), as_json)
+    print_answer(report(session), as_json)
 
 
-@app.command()
+@about_manifest
 def dialects(
-    manifest: ManifestArgument,
+    session: Session,
     sample: Annotated[
         int,
         Option(
@@ -240,20 +223,17 @@ def dialects(
             min=1,
         ),
     ] = 20_000,
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what each dialect of Gopher's rules would keep."""
     from gristmill.flows.questions.dialects import compare_dialects
 
-    session = open_or_exit(manifest, set_, store)
     print_answer(compare_dialects(session, sample), as_json)
 
 
-@app.command()
+@about_manifest
 def trace(
-    manifest: ManifestArgument,
+    session: Session,
     step: Annotated[
         int | None,
         Option(
@@ -284,8 +264,6 @@ def trace(
             metavar="STAGE", help="The training stage of --step; pretrain if absent."
         ),
     ] = None,
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Trace data through training: what a step read, which steps read a document, and
@@ -303,7 +281,6 @@ def trace(
             content = read.decode()
         except (OSError, UnicodeDecodeError) as error:
             fail(f"--text {text}: {why_unreadable(error)}")
-    session = open_or_exit(manifest, set_, store)
     if content is not None:
         from gristmill.flows.questions.trace_text import trace_text
 
@@ -318,9 +295,9 @@ def trace(
         print_answer(trace_document(session, document), as_json)
 
 
-@app.command()
+@about_manifest
 def takedown(
-    manifest: ManifestArgument,
+    session: Session,
     ids: Annotated[
         Path,
         Option(
@@ -336,8 +313,6 @@ def takedown(
     dry: Annotated[
         bool, Option("--dry", help="Only list what is affected; write nothing.")
     ] = False,
-    set_: SetOption = None,
-    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the shards and checkpoints that contain given documents, and write a
@@ -349,12 +324,13 @@ def takedown(
         write_takedown,
     )
 
-    session = open_or_exit(manifest, set_, store)
     assessment = assess(session, read_list(ids), with_duplicates)
     written_files = None if dry else write_takedown(session, assessment)
     command = ""
     if written_files is not None and written_files.manifest is not None:
-        command = session.command("run").replace(manifest, written_files.manifest)
+        command = session.command("run").replace(
+            session.manifest_file, written_files.manifest
+        )
     if as_json:
         print_json(
             {
@@ -367,12 +343,10 @@ def takedown(
     assessment.show(written_files, command)
 
 
-@app.command()
+@about_manifest
 def browse(
-    manifest: ManifestArgument,
+    session: Session,
     port: PortOption = 4300,
-    set_: SetOption = None,
-    store: StoreOption = None,
 ) -> None:
     """Browse documents, thresholds, duplicates, packed rows and training steps on a
     local web page.
@@ -381,7 +355,6 @@ def browse(
     from gristmill.flows.browser.server import make_app
     from gristmill.flows.pages.page_server import listen_locally, serve_pages
 
-    session = open_or_exit(manifest, set_, store)
     listening = listen_locally(port)
     serve_pages(
         make_app(BrowsedRun(session)), listening, f"shows {session.manifest.name}"

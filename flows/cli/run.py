@@ -17,6 +17,7 @@ from gristmill.flows.cli.application import (
     SetOption,
     StoreOption,
     UntilOption,
+    about_manifest,
     app,
     fail,
     open_or_exit,
@@ -276,11 +277,9 @@ def plan(
     print_json(rows) if as_json else print_plan(rows)
 
 
-@app.command()
+@about_manifest
 def status(
-    manifest: ManifestArgument,
-    set_: SetOption = None,
-    store: StoreOption = None,
+    session: Session,
     as_json: JsonOption = False,
 ) -> None:
     """Show every stage of a manifest as committed, unfinished or missing; --json also
@@ -288,7 +287,6 @@ def status(
     """
     from gristmill.flows.questions.status import last_run, print_status, stage_states
 
-    session = open_or_exit(manifest, set_, store)
     rows = stage_states(session)
     if as_json:
         print_json({"run": last_run(session), "stages": rows})
@@ -296,9 +294,9 @@ def status(
         print_status(session, rows)
 
 
-@app.command()
+@about_manifest
 def logs(
-    manifest: ManifestArgument,
+    session: Session,
     stage: Annotated[
         str | None,
         Argument(
@@ -319,13 +317,10 @@ def logs(
         bool,
         Option("--follow", "-f", help="Keep printing until the attempt has ended."),
     ] = False,
-    set_: SetOption = None,
-    store: StoreOption = None,
 ) -> None:
     """Show the output of a stage's process, even while it runs."""
     from gristmill.flows.questions.status import find_log, read_log
 
-    session = open_or_exit(manifest, set_, store)
     log = find_log(session, stage)
     echo(f"{log}:", err=True)
     printed = False
@@ -366,11 +361,9 @@ def compare(
     print_json(comparison) if as_json else print_comparison(comparison)
 
 
-@app.command()
+@about_manifest
 def report(
-    manifest: ManifestArgument,
-    set_: SetOption = None,
-    store: StoreOption = None,
+    session: Session,
     out: Annotated[
         Path | None,
         Option(
@@ -410,7 +403,6 @@ def report(
         form = "md" if out is not None and out.suffix == ".md" else "html"
     out = out or Path(f"{'training-content' if training_summary else 'report'}.{form}")
     target = out_file("--out", out)
-    session = open_or_exit(manifest, set_, store)
     write = markdown_page if form == "md" else html_file
     if training_summary:
         text = write(training_content(session))
@@ -494,8 +486,7 @@ def verify(
     if as_json:
         print_json({"committed": committed, "damage": damage})
     for sentences in damage.values():
-        for sentence in sentences:
-            echo(sentence, err=as_json)
+        echo("\n".join(sentences), err=as_json)
     if not committed:
         echo(f"no stage is committed yet; run: {session.command('run')}", err=as_json)
         return

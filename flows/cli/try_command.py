@@ -19,6 +19,7 @@ from gristmill.flows.cli.application import (
     print_json,
 )
 from gristmill.flows.cli.completion import complete_manifest
+from gristmill.flows.pages.page_elements import value_text
 
 if TYPE_CHECKING:
     from gristmill.flows.authoring.try_function import StepTrial
@@ -203,9 +204,7 @@ def _step_lines(trial: StepTrial) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "none" if value is None else _short(str(value), MOST_OF_A_VALUE)
+    return "none" if value is None else _short(value_text(value), MOST_OF_A_VALUE)
 
 
 def _short(text: str, limit: int = SHOWN_CHARACTERS) -> str:

@@ -370,6 +370,21 @@ def table(
     return Table(list(columns), cells, numeric, meanings or {})
 
 
+def value_text(value: object) -> str:
+    """A measured value as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {value_text(entry)}" for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(value_text, value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def inline_text(value: Inline) -> str:
     """The text of inline content without its marks and links."""
     if isinstance(value, Span | Link):

@@ -31,6 +31,7 @@ from gristmill.dataprep.row_groups import (
     read_annotation_rows,
     read_document_rows,
 )
+from gristmill.flows.pages.page_elements import value_text
 from gristmill.flows.questions.find_documents import (
     DocumentNotFoundError,
     Place,
@@ -148,7 +149,7 @@ class Judgement:
                 f"  {shorten_text(edit.removed)} -> {shorten_text(edit.added)}"
             )
         values = self.telling_values().items()
-        measured = [f"{name} {short_number(value)}" for name, value in values]
+        measured = [f"{name} {value_text(value)}" for name, value in values]
         return [*lines, ", ".join(measured)] if measured else lines
 
 
@@ -486,15 +487,15 @@ def find_threshold(
     """
     if reason is None:
         return None
+    *_, rule = parts = reason.split("/")
     value: Any = {**recipe, **recipe.get("rules", {}), **recipe.get("by_language", {})}
-    for part in reason.split("/"):
+    for part in parts:
         value = value.get(part) if isinstance(value, Mapping) else None
     # the rules of stages without rule sets: `clean/max_removed_word_ratio`
-    if value is None and "/" in reason:
-        rule = reason.partition("/")[2]
-        side, _, column = rule.partition("_")
-        bounds = recipe.get(side)
-        value = bounds.get(column) if isinstance(bounds, Mapping) else recipe.get(rule)
+    side, _, column = rule.partition("_")
+    bounds = recipe.get(side)
+    if value is None and isinstance(bounds, Mapping):
+        value = bounds.get(column)
     if value is not None:
         return value
     languages = recipe.get("keep")
@@ -506,13 +507,10 @@ def find_threshold(
         thresholds = best_match(
             Language(judged["language"], judged.get("script") or ""), of_language
         )
-    return {
-        "language_score": thresholds,
-        "language": languages,
-        **dict.fromkeys(
-            NEAR_DUPLICATES, (recipe.get("minhash") or {}).get("threshold")
-        ),
-    }.get(reason, recipe.get(reason.rpartition("/")[2]))
+    if reason in NEAR_DUPLICATES:
+        return (recipe.get("minhash") or {}).get("threshold")
+    special = {"language_score": thresholds, "language": languages}
+    return special.get(reason, recipe.get(rule))
 
 
 def places_in_mix(
@@ -547,13 +545,6 @@ def places_in_mix(
         rows.tolist(),
         list(steps),
     )
-
-
-def short_number(value: Any) -> str:
-    """Format a measured value: four digits of a fraction, all digits of an integer."""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
 
 
 MARKS = {

@@ -322,6 +322,8 @@ def repair_damage(session: Session, damage: Mapping[str, list[str]]) -> None:
 
 
 FOLLOW_SECONDS = 0.5
+LOG_ORDER = ("running", "unfinished", "corrupt", "committed")
+"""States of stages in the order in which their logs are chosen."""
 BLOCK_BYTES = 1 << 16
 
 
@@ -341,13 +343,11 @@ def find_log(session: Session, stage: str | None) -> Path:
         NoLogError: nothing has run yet.
         UnknownStageError: the manifest has no such stage.
     """
-    chosen = stage
     rows = [] if stage else stage_states(session)
-    for states in (("running",), ("unfinished", "corrupt"), ("committed",)):
-        for row in reversed(rows):
-            if row.state in states:
-                chosen = chosen or row.stage
-    if not chosen:
+    made = [row for row in reversed(rows) if row.state in LOG_ORDER]
+    made.sort(key=lambda row: LOG_ORDER.index(row.state))
+    chosen = stage or next((row.stage for row in made), None)
+    if chosen is None:
         raise NoLogError(
             f"nothing of {session.manifest_file} has been run in "
             f"{session.store.root}; run it with: {session.command('run')}"

@@ -502,12 +502,11 @@ def keep_checkpoint(session: Session, step: int) -> Path:
     source = reading_of(session).folder.work / "checkpoints" / f"step-{step:08d}"
     fingerprint = session.plan[PRETRAIN].fingerprint[:16]
     target = session.store.root / "takedown" / fingerprint / source.name
-    marker = "complete.json"
-    if not (target / marker).exists():
-        shutil.rmtree(target, ignore_errors=True)
-        ignored = shutil.ignore_patterns(marker)
-        shutil.copytree(source, target, copy_function=_link_or_copy, ignore=ignored)
-        shutil.copy2(source / marker, target / marker)
+    if not target.exists():
+        unfinished = target.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(source, unfinished, copy_function=_link_or_copy)
+        unfinished.rename(target)
     return target
 
 

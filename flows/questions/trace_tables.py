@@ -10,14 +10,13 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.flows.pages.page_elements import table
+from gristmill.flows.pages.page_elements import table, value_text
 from gristmill.flows.pages.terminal_tables import plain_table, print_table
 from gristmill.flows.questions.explain import (
     KEPT,
     NOT_DRAWN,
     SHOWN_CHARS,
     Judgement,
-    short_number,
     shorten_text,
 )
 from gristmill.flows.questions.training_reads import Use
@@ -125,7 +124,7 @@ def _print_documents(console: Console, documents: Sequence[RowDocument]) -> None
     for document in documents:
         facts = [f"{document.tokens:>8} tokens", document.source, document.id[:16]]
         for name, value in document.quality.items():
-            facts.append(f"{name} {short_number(value)}")
+            facts.append(f"{name} {value_text(value)}")
         if document.cluster_size:
             facts.append(f"{document.cluster_size - 1} duplicates")
         console.print("  ".join(facts), soft_wrap=True)

@@ -6,6 +6,7 @@ No log is needed: the order is a function of the data, the seed and the step.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,23 +111,19 @@ class Reading:
         """Return step (counted from 1) -> the given rows that it reads, in step
         order.
         """
-        rows_by_step: dict[int, list[int]] = {}
-
-        def note(positions: np.ndarray, rows_at: np.ndarray) -> None:
-            for steps in np.atleast_2d(self.plan.steps_of(positions) + 1):
-                for step, row in zip(steps.tolist(), rows_at.tolist(), strict=True):
-                    if step <= self.section.steps:
-                        rows_by_step.setdefault(step, []).append(row)
-
         if isinstance(self.order, KeptOrder):
             positions = np.flatnonzero(np.isin(self.order.numbers, rows))
-            note(positions, self.order.numbers[positions])
+            rows = self.order.numbers[positions]
         else:
-            end = self.plan.end(self.section.steps)
-            for epoch in range(-(-end // self.order.total)):
-                positions = self.order.positions(rows, epoch)
-                within = positions < end
-                note(positions[within], rows[within])
+            epochs = range(-(-self.plan.end(self.section.steps) // self.order.total))
+            of_epochs = [self.order.positions(rows, epoch) for epoch in epochs]
+            positions = np.array(of_epochs, np.int64).ravel()
+            rows = np.tile(rows, len(epochs))
+        rows_by_step: dict[int, list[int]] = defaultdict(list)
+        for steps in np.atleast_2d(self.plan.steps_of(positions) + 1):
+            for step, row in zip(steps.tolist(), rows.tolist(), strict=True):
+                if step <= self.section.steps:
+                    rows_by_step[step].append(row)
         return {step: sorted(rows_by_step[step]) for step in sorted(rows_by_step)}
 
     def steps_done(self) -> int:

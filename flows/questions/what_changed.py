@@ -4,17 +4,18 @@ the store.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 from gristmill.core.files import as_path, find_json, read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.stage_context import input_fingerprints
-from gristmill.core.store import IDENTITY, OutputManifest
+from gristmill.core.store import OutputManifest
 from gristmill.flows.pages.page_elements import table
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.derived_settings import (
@@ -23,10 +24,9 @@ from gristmill.flows.planning.derived_settings import (
     in_a_sentence,
 )
 from gristmill.flows.questions.status import STYLES, StageState, stage_states
-from gristmill.flows.running.output_identities import settle_node
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.stages.plan import Node, settle_plan
+from gristmill.flows.stages.plan import Node
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.mixtures.manifest import Manifest, context_warnings
 from gristmill.mixtures.schema.prepare import name_steps, written_steps
@@ -113,23 +113,27 @@ def explain_plan(
         force: stages to rebuild even if they are committed.
     """
     warnings = context_warnings(session.manifest, trained_context(session.manifest))
-    cut_offs = possible_cut_offs(session)
+    # Stage -> position of the last one up to it that is made for a reason of its own.
+    last_made: dict[str, int] = {}
     planned = []
-    for row in stage_states(session):
-        stage, action = row.stage, ACTIONS[row.state]
+    for position, row in enumerate(stage_states(session)):
+        stage, action, node = row.stage, ACTIONS[row.state], session.plan[row.stage]
+        last_made[stage] = max((last_made[name] for name in node.inputs), default=-1)
         reason = row.details or row.owner or ""
         cut_off_after = continue_from = None
         if row.state == "missing":
             reason = why_missing(session, stage)
-            cut_off_after = cut_offs.get(stage)
-            if cut_off_after is not None:
+            if last_made[stage] >= 0 and differs_in_inputs_alone(session, node):
+                cut_off_after = list(session.plan)[last_made[stage]]
                 reason = f"{reason}; may be cut off after {cut_off_after}"
             continue_from = continuable(session, stage)
         elif row.state == "committed" and stage in force:
             action, reason = "make", "forced"
         elif row.state == "committed":
             reason = made_otherwise(session, stage)
-        functions = code_in(session.plan[stage].config)
+        if action != "reuse" and cut_off_after is None:
+            last_made[stage] = position
+        functions = code_in(node.config)
         planned.append(
             PlannedStage(
                 **vars(row),
@@ -231,37 +235,15 @@ def nearest_output(session: Session, node: Node) -> OutputManifest | None:
     return min(candidates, key=itemgetter(0), default=(None, None))[1]
 
 
-def possible_cut_offs(session: Session) -> dict[str, str]:
-    """Return stages that need not run again if earlier stages reproduce the bytes of
-    their nearest outputs.
-
-    Returns:
-        stage -> the last earlier stage that must be rebuilt.
+def differs_in_inputs_alone(session: Session, node: Node) -> bool:
+    """Return True if the nearest output of a stage has the stage's recipe, so that the
+    stage need not run again if earlier stages reproduce their bytes.
     """
-    rebuilt: set[str] = set()
-    store, name_of_manifest = session.store, session.manifest.name
-
-    def settle(node: Node) -> Node:
-        settled = settle_node(node, store, name_of_manifest)
-        folder = store.folder(node.name, name_of_manifest, settled.fingerprint)
-        if folder.state() == "committed":
-            return settled
-        rebuilt.add(node.name)
-        nearest = nearest_output(session, node)
-        if nearest is None:
-            return node
-        return replace(node, alias=nearest.get(IDENTITY, nearest["fingerprint"]))
-
-    before: dict[str, set[str]] = {}
-    for name, node in settle_plan(session.plan, settle).items():
-        before[name] = rebuilt.intersection(node.inputs).union(
-            *(before[stage] for stage in node.inputs)
-        )
-    return {
-        name: next(stage for stage in reversed(session.plan) if stage in stages)
-        for name, stages in before.items()
-        if stages and name not in rebuilt
-    }
+    nearest = nearest_output(session, node)
+    if nearest is None:
+        return False
+    sentences = itertools.chain.from_iterable(differences(nearest, node).values())
+    return set(sentences) <= node.inputs.keys()
 
 
 def continuable(session: Session, stage: str) -> UsableCheckpoint | None:

@@ -183,11 +183,9 @@ class WhatIf:
                         (f"{sample.value:>9.4g}  ", "bold"),
                         (f"{sample.source} {sample.locator}", "dim"),
                     )
-                    room = console.width - len(line)
-                    if room >= LEAST_EXCERPT:
-                        excerpt = Text(f"  {sample.excerpt}")
-                        excerpt.truncate(room, overflow="ellipsis")
-                        line.append_text(excerpt)
+                    if console.width - len(line) >= LEAST_EXCERPT:
+                        line.append(f"  {sample.excerpt}")
+                        line.truncate(console.width, overflow="ellipsis")
                     console.print(line, soft_wrap=True)
 
 

@@ -129,5 +129,5 @@ def test_missing_documents_error_names_the_command_to_run(tmp_path: Path) -> Non
         app, ["dialects", str(tmp_path / "m.yaml"), "--store", str(tmp_path / "store")]
     )
     assert result.exit_code == 2
-    assert "ingest is not committed" in result.output
+    assert "no documents are read yet" in result.output
     assert "run" in result.output

@@ -354,7 +354,7 @@ def test_commands_without_documents_name_the_command_to_run(
         outcome = CliRunner().invoke(app, [verb, manifest, *arguments, *store])
         assert outcome.exit_code == 2
         assert re.search(
-            r"ingest is not committed.*run .*--until ingest", outcome.output
+            r"no documents are read yet.*run .*--until ingest", outcome.output
         ), outcome.output
 
 

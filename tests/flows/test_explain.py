@@ -28,7 +28,6 @@ from gristmill.flows.questions.explain import (
     describe_edits,
     marked_text,
     print_text,
-    short_number,
 )
 from gristmill.flows.running.terminal import plain_console
 
@@ -134,20 +133,6 @@ def test_text_edits_are_printed_as_a_word_diff(
     assert capsys.readouterr().out.splitlines()[1:] == [
         "the whole text; [-removed-] and {+added+} by clean",
         "[bold] mail [-a@b.org-]{+<EMAIL>+} now",
-    ]
-
-
-def test_integers_are_printed_with_all_digits() -> None:
-    assert [
-        short_number(value)
-        for value in (12345.0, 12345, 0.123456, 2.0, "de", float("inf"))
-    ] == [
-        "12345",
-        "12345",
-        "0.1235",
-        "2",
-        "de",
-        "inf",
     ]
 
 

@@ -155,7 +155,7 @@ def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_thresh
         if entry["messages"][0]["content"] == "When?"
     )
     assert history(session, kept_example["id"]).kept
-    with pytest.raises(DocumentNotFoundError, match="nothing is ingested yet"):
+    with pytest.raises(DocumentNotFoundError, match="no documents are read yet"):
         history(session, "elsewhere.jsonl:1")
 
 

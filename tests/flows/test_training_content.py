@@ -60,7 +60,7 @@ def test_summary_fills_in_sources_domains_licences_and_steps(
 ) -> None:
     outcome = CliRunner().invoke(app, ["report", "m.yaml", "--training-summary"])
     assert outcome.exit_code == 2
-    assert "ingest is not committed, so there are no documents" in outcome.output
+    assert "no documents are read yet" in outcome.output
     assert (
         CliRunner()
         .invoke(app, ["run", "m.yaml", "--no-ui", "--until", "filter"])

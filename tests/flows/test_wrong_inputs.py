@@ -187,9 +187,8 @@ ANSWERS = {
     "report good.yaml --out bare": "--out bare is a folder; name a file, such as "
     "bare/FILE",
     "report good.yaml --out a-file/x.html": "a-file: ",
-    "explain good.yaml abc": "nothing is ingested yet; run:",
-    "search good.yaml bread": "ingest is not committed, so there are no documents; "
-    "run:",
+    "explain good.yaml abc": "no documents are read yet; run:",
+    "search good.yaml bread": "no documents are read yet; run:",
     "search good.yaml bread --limit 0": "greater than or equal to 1",
     "search good.yaml bread --by smell": "'smell' is not one of 'meaning', 'words'",
     "whatif good.yaml --samples -1": "greater than or equal to 0",
@@ -251,8 +250,7 @@ ANSWERS = {
     "documents",
     "try json:loads --on a.txt --max x=many": "valid",
     "browse good.yaml --port 70000": "less than or equal to 65535",
-    "query good.yaml select": "ingest is not committed, so there are no documents; "
-    "run:",
+    "query good.yaml select": "no documents are read yet; run:",
     "export-documents good.yaml --out out": "Missing option '--format'",
     "export-documents good.yaml --format csv --out out": "'csv' is not one of "
     "'parquet', 'jsonl', 'hf'",
