@@ -385,38 +385,35 @@ def analyse(sweep: Sweep, tried: Sequence[TriedMixture]) -> SweepResults:
             f"{LEAST_MIXTURES}, better four per source"
         )
         return replace(results, refusal=refusal)
+    return _with_suggestion(replace(results, limits=limits_of(sweep, tried)))
+
+
+def _with_suggestion(results: SweepResults) -> SweepResults:
+    """Fit a model to each source and task of the target, and suggest a mixture."""
+    target, mixtures = results.target, results.mixtures
     shares = np.array([list(mixture.weights.values()) for mixture in mixtures])
     fits = {}
-    for name, share in sweep.target.items():
+    for name, share in target.items():
         if share:
             means = [mixture.bits_per_byte[name].mean for mixture in mixtures]
             fits[name] = fit(shares, np.array(means))
+    weights = [target[name] for name in fits]
 
     def objective(where: np.ndarray) -> np.ndarray:
-        parts = [
-            sweep.target[name] * each.predict(where) for name, each in fits.items()
-        ]
-        return np.sum(parts, axis=0)
+        return np.dot(weights, [each.predict(where) for each in fits.values()])
 
     values = np.array([mixture.target.mean for mixture in mixtures])
-    left_out = np.sum(
-        [sweep.target[name] * each.left_out for name, each in fits.items()], axis=0
+    left_out = np.dot(weights, [each.left_out for each in fits.values()])
+    models = {
+        name: SourceFit(each.model, dict(each.errors)) for name, each in fits.items()
+    }
+    combined = TargetFit(
+        root_mean_square(left_out - values),
+        root_mean_square(leave_one_out(fit_mean, shares, values) - values),
+        objective(shares).tolist(),
+        left_out.tolist(),
     )
-    means_of_others = leave_one_out(fit_mean, shares, values)
-    results = replace(
-        results,
-        fits={
-            name: SourceFit(each.model, dict(each.errors))
-            for name, each in fits.items()
-        },
-        limits=limits_of(sweep, tried),
-        fit=TargetFit(
-            root_mean_square(left_out - values),
-            root_mean_square(means_of_others - values),
-            objective(shares).tolist(),
-            left_out.tolist(),
-        ),
-    )
+    results = replace(results, fits=models, fit=combined)
     try:
         return replace(results, suggestion=_suggest(results, shares, objective))
     except NoSuggestionError as error:
