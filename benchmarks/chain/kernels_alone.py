@@ -8,6 +8,7 @@ scheduling, merging and recording.
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -16,7 +17,6 @@ import pyarrow as pa
 
 from benchmarks.chain.our_chain import Chain, Models
 from benchmarks.chain.pages import Corpus
-from benchmarks.measuring import fastest, text_megabytes
 from gristmill.core.files import sha256_file
 from gristmill.dataprep.dedup.minhash import band_keys, signatures
 from gristmill.dataprep.dedup.shingles import shingle_sets
@@ -34,72 +34,77 @@ from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.quality import Classifier
-
-REPEATS = 2
+from gristmill.tokenize.encoding.encode import encode_batch
+from gristmill.tokenize.encoding.tokenizer import load
 
 
 def seconds_per_mb(
     chain: Chain, corpus: Corpus, models: Models, settings: RawSection
 ) -> dict[str, float]:
-    """Return seconds of processor time per MB of raw text by kernel, on the first file
-    of a corpus and the first shard of a finished run over it.
+    """Return seconds of processor time per MB of raw text by kernel, on all files of a
+    corpus and all shards of a finished run over it: copies and lists are not spread
+    evenly.
     """
-    lines = min(corpus.folder.glob("*.jsonl")).read_bytes().splitlines()
-    line_texts = [orjson.loads(line)["text"] for line in lines]
     inputs = committed_inputs(chain.session())
-    shard = shard_names(inputs[INGEST])[0]
-
-    def kept_before(*steps: str) -> pa.Table:
-        folders = {step: inputs[step] for step in (INGEST, *steps)}
-        read = read_shard(folders, shard, ["text", "language"])
-        return read.judged_documents.select(["text", "language"])
-
-    raw, ruled, single, english, good = (
-        kept_before(*list(settings)[:number]) for number in range(len(settings) + 1)
-    )
+    shards = shard_names(inputs[INGEST])
     rules = Filter.model_validate(settings["filter"]).rules
     section = Dedup.model_validate(settings["dedup"]).minhash
     languages = LanguageId(model=str(models.language))  # type: ignore[arg-type]
     classifier = Classifier(model=str(models.classifier))  # type: ignore[arg-type]
     assert section is not None
     assert list(settings) == ["filter", "dedup", "langid", "quality"]
+    language_model = load_model(str(models.language), MODEL_SHA256)
+    classifier_model = load_model(
+        str(models.classifier), sha256_file(models.classifier)
+    )
+    tokenizer = load(models.tokenizer.parent)
 
-    def sketch() -> None:
-        sets = shingle_sets(ruled["text"].combine_chunks(), section.ngram)
+    def kept_before(shard: str, *steps: str) -> pa.Table:
+        folders = {step: inputs[step] for step in (INGEST, *steps)}
+        read = read_shard(folders, shard, ["text", "language"])
+        return read.judged_documents.select(["text", "language"])
+
+    def sketch(texts: pa.Array) -> None:
+        sets = shingle_sets(texts, section.ngram)
         band_keys(
             signatures(sets, section.bands * section.rows, section.seed),
             section.bands,
             section.rows,
         )
 
-    language_model = load_model(str(models.language), MODEL_SHA256)
-    classifier_model = load_model(
-        str(models.classifier), sha256_file(models.classifier)
-    )
-    works: dict[str, Callable[[], object]] = {
-        "JSON": lambda: [orjson.loads(line) for line in lines],
-        "rules": partial(measure_rules, raw, rules),
-        "MinHash": sketch,
-        "language": partial(
-            langid.measure, language_model, languages, single["text"].combine_chunks()
-        ),
-        "classifier": partial(
-            score_texts, classifier_model, english["text"].combine_chunks(), classifier
-        ),
-        "tokens": encoding(models, good["text"].combine_chunks()),
-    }
-    seconds = fastest(REPEATS, *works.values(), clock=time.process_time)
-    megabytes = dict.fromkeys(works, text_megabytes(raw["text"].to_pylist()))
-    megabytes["JSON"] = text_megabytes(line_texts)
-    return {
-        kernel: each / megabytes[kernel]
-        for kernel, each in zip(works, seconds, strict=True)
-    }
+    def works_on(shard: str) -> dict[str, Callable[[], object]]:
+        raw, *kept = (
+            kept_before(shard, *list(settings)[:number])
+            for number in range(len(settings) + 1)
+        )
+        ruled, single, english, good = (
+            table["text"].combine_chunks() for table in kept
+        )
+        return {
+            "rules": partial(measure_rules, raw, rules),
+            "MinHash": partial(sketch, ruled),
+            "language": partial(langid.measure, language_model, languages, single),
+            "classifier": partial(score_texts, classifier_model, english, classifier),
+            "tokens": partial(encode_batch, tokenizer, *text_buffers(good)),
+        }
+
+    for work in works_on(shards[0]).values():
+        work()  # loads what it needs
+    seconds: Counter[str] = Counter()
+    for file in corpus.folder.glob("*.jsonl"):
+        lines = file.read_bytes().splitlines()
+        seconds["JSON"] += processor_seconds(
+            partial(deque, map(orjson.loads, lines), 0)
+        )
+    for shard in shards:
+        for kernel, work in works_on(shard).items():
+            seconds[kernel] += processor_seconds(work)
+    megabytes = corpus.text_bytes / 1e6
+    return {kernel: total / megabytes for kernel, total in seconds.items()}
 
 
-def encoding(models: Models, texts: pa.Array) -> Callable[[], object]:
-    """Return a function that encodes texts as the stage does."""
-    from gristmill.tokenize.encoding.encode import encode_batch
-    from gristmill.tokenize.encoding.tokenizer import load
-
-    return partial(encode_batch, load(models.tokenizer.parent), *text_buffers(texts))
+def processor_seconds(work: Callable[[], object]) -> float:
+    """Return the processor time of a call."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
