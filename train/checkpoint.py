@@ -27,7 +27,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -39,6 +38,7 @@ from torch import nn
 from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.core.object_stores import Warn
 from gristmill.core.stage_context import NOT_MIRRORED, Mirroring
+from gristmill.mixtures.schema.engine import TrainingEngine
 from gristmill.train.distributed.process_groups import World, agree, exchange_timeout
 from gristmill.train.loop.loop_state import CheckpointState, StateTensors
 from gristmill.train.optim.optimizer import has_plain_state
@@ -49,19 +49,6 @@ MARKER = "complete.json"
 PREFIX = "step-"
 FULL_DISK_BYTES = 1 << 20
 """Free space below which a failed write is reported as a full disk."""
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """Retention policy of complete checkpoints.
-
-    Attributes:
-        newest: number of newest checkpoints to keep.
-        permanent_every: keep the checkpoints of all steps that are multiples of this.
-    """
-
-    newest: int = 2
-    permanent_every: int | None = None
 
 
 class FileChecksum(TypedDict):
@@ -107,7 +94,7 @@ class Checkpoints:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         world: World,
-        keeping: Keeping,
+        keeping: TrainingEngine,
         warn: Warn,
         mirroring: Mirroring = NOT_MIRRORED,
     ) -> None:
@@ -363,11 +350,11 @@ def complete_steps(folder: Path) -> list[int]:
     )
 
 
-def outdated(steps: Sequence[int], keeping: Keeping) -> list[int]:
+def outdated(steps: Sequence[int], keeping: TrainingEngine) -> list[int]:
     """Steps of complete checkpoints (ascending) that the retention policy does not
     keep.
     """
-    kept = set(steps[-keeping.newest :])
+    kept = set(steps[-keeping.keep_checkpoints :])
     if keeping.permanent_every is not None:
         kept |= {step for step in steps if step % keeping.permanent_every == 0}
     return [step for step in steps if step not in kept]

@@ -19,7 +19,6 @@ from gristmill.train.checkpoint import (
     MARKER,
     PREFIX,
     Checkpoints,
-    Keeping,
     Marker,
     complete_steps,
     damaged_files,
@@ -81,7 +80,7 @@ class Attempt:
             learner.model,
             self.optimizers,
             job.world,
-            Keeping(engine.keep_checkpoints, engine.permanent_every),
+            engine,
             context.warn,
             context.mirroring,
         )

@@ -376,15 +376,10 @@ class Mirror:
 
     def _files(self, part: str) -> Sent:
         files = {}
-        for folder, _, names in os.walk(self._here / part):
-            for name in names:
-                path = Path(folder, name)
-                if TEMPORARY_MARK not in name and path.exists():
-                    status = path.stat()
-                    files[path.relative_to(self._here).as_posix()] = (
-                        status.st_size,
-                        status.st_mtime_ns,
-                    )
+        for path in (self._here / part).rglob("*"):
+            if TEMPORARY_MARK not in path.name and path.is_file():
+                status = path.stat()
+                files[self._name(path)] = (status.st_size, status.st_mtime_ns)
         return files
 
 

@@ -27,6 +27,7 @@ from gristmill.train.distributed.process_groups import (
     process_group,
     single_process,
 )
+from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.metrics_log import MetricsLine
 from gristmill.train.loop.objective import (
     UNTRAINED,
@@ -107,9 +108,8 @@ class _StreamObjective:
         return len(rows) * self.sequence_length
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> _Read:
-        # An empty micro-batch computes too: its passes are collective operations.
-        chosen = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        return _Read(self._rows.kind.batch(chosen, trim=True), bool(len(rows)))
+        batch = self._rows.kind.batch(or_first(rows), trim=True)
+        return _Read(batch, bool(len(rows)))
 
     def loss(self, model: nn.Module, batch: _Read, scale: float) -> Measured:
         placed = {

@@ -181,11 +181,12 @@ def test_gguf_file_has_the_biases_of_qwen2(tmp_path: Path) -> None:
     labels = Labels(
         "qwen2",
         llama_cpp_vocabulary(chat.tokenizer, shape.vocab_size),
-        0,
-        0,
-        1,
-        None,
-        None,
+        start_of_text=0,
+        adds_start=False,
+        end_of_text=0,
+        pad=1,
+        end_of_turn=None,
+        chat_template="",
     )
     write_gguf(
         tmp_path / "qwen2.gguf",

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.mixtures.schema.engine import TrainingEngine
 from gristmill.mixtures.schema.optimizer import Optimizer, OptimizerKind
 from gristmill.train import checkpoint as checkpoints
 from gristmill.train.checkpoint import (
     MARKER,
     Checkpoints,
-    Keeping,
     complete_steps,
     is_complete,
     outdated,
@@ -40,7 +40,7 @@ class Training:
         world: World,
         folder: Path,
         kind: OptimizerKind = "adamw",
-        keeping: Keeping | None = None,
+        keeping: TrainingEngine | None = None,
     ) -> None:
         self.model = sharded_model(shape, drawn(shape, 0), world, torch.float32)
         self.optimizers = make_optimizers(self.model, Optimizer(kind=kind))
@@ -51,7 +51,7 @@ class Training:
             self.model,
             self.optimizers,
             world,
-            keeping or Keeping(),
+            keeping or TrainingEngine(),
             self.warnings.append,
         )
 
@@ -114,7 +114,9 @@ def test_newest_complete_checkpoint_is_loaded_and_torn_ones_are_removed(
     one_process: None, tiny_shape: Shape, tmp_path: Path
 ) -> None:
     with process_group() as world:
-        training = Training(tiny_shape, world, tmp_path, keeping=Keeping(newest=4))
+        training = Training(
+            tiny_shape, world, tmp_path, keeping=TrainingEngine(keep_checkpoints=4)
+        )
         for step in (1, 2, 3, 4):
             training.step()
             training.save_now(step)
@@ -209,7 +211,9 @@ def test_newest_checkpoints_are_kept(
     one_process: None, tiny_shape: Shape, tmp_path: Path
 ) -> None:
     with process_group() as world:
-        training = Training(tiny_shape, world, tmp_path, keeping=Keeping(newest=2))
+        training = Training(
+            tiny_shape, world, tmp_path, keeping=TrainingEngine(keep_checkpoints=2)
+        )
         for step in (5, 10, 100):
             training.step()
             training.save_now(step)
@@ -219,16 +223,18 @@ def test_newest_checkpoints_are_kept(
 
 def test_permanent_checkpoints_are_kept_too() -> None:
     steps = [10, 20, 30, 40, 50, 60, 70]
-    assert outdated(steps, Keeping(2)) == [10, 20, 30, 40, 50]
-    assert outdated(steps, Keeping(2, permanent_every=20)) == [10, 30, 50]
+    assert outdated(steps, TrainingEngine()) == [10, 20, 30, 40, 50]
+    assert outdated(steps, TrainingEngine(permanent_every=20)) == [10, 30, 50]
 
 
-@given(st.lists(st.integers(1, 200), unique=True, max_size=20), st.integers(1, 4))
+@given(st.lists(st.integers(1, 200), unique=True, max_size=20), st.integers(2, 4))
 def test_newest_and_permanent_checkpoints_are_never_outdated(
     steps: list[int], newest: int
 ) -> None:
     steps.sort()
-    removed = outdated(steps, Keeping(newest, permanent_every=7))
+    removed = outdated(
+        steps, TrainingEngine(keep_checkpoints=newest, permanent_every=7)
+    )
     assert not set(removed) & set(steps[-newest:])
     assert all(step % 7 for step in removed)
 

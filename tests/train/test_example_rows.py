@@ -18,8 +18,8 @@ from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.loss_masks import LossMasks, mask_name, write_mask
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError
+from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.example_rows import (
-    Piece,
     packed_rows,
     replay_count,
     replayed_rows,
@@ -36,14 +36,14 @@ LENGTH = 24
 TOKENIZER = {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": "t"}
 
 
-def piece(number: int, length: int) -> Piece:
+def piece(number: int, length: int) -> Conversation:
     ids = (np.arange(length) * 7 + number * 13) % 100
     trained = np.arange(length) % 3 != number % 3
     trained[0] = False
-    return Piece(number.to_bytes(16, "big"), ids, trained)
+    return Conversation(ids, trained, False, f"{number:032x}")
 
 
-def pieces(lengths: list[int]) -> list[Piece]:
+def pieces(lengths: list[int]) -> list[Conversation]:
     return [piece(number, length) for number, length in enumerate(lengths)]
 
 
@@ -52,8 +52,8 @@ def pieces(lengths: list[int]) -> list[Piece]:
 def test_every_piece_is_uncut_in_one_row(lengths: list[int], best_fit: bool) -> None:
     given_pieces = pieces(lengths)
     rows = packed_rows(given_pieces, LENGTH, best_fit)
-    assert sorted(piece_.id for row in rows for piece_ in row) == [
-        piece_.id for piece_ in given_pieces
+    assert sorted(piece_.example for row in rows for piece_ in row) == [
+        piece_.example for piece_ in given_pieces
     ]
     assert max(sum(len(piece_.ids) for piece_ in row) for row in rows) <= LENGTH
     assert (
@@ -78,7 +78,7 @@ def test_rows_on_disk_have_tokens_masks_and_provenance(packed: PackedSet) -> Non
     rows = np.arange(packed.rows)
     tokens, trained = packed.read(rows), LossMasks(packed).read(rows)
     pieces_by_id = {
-        example.id: example
+        bytes.fromhex(example.example): example
         for example in [*pieces([5, 9, 8, 20, 3, 12, 7]), piece(90, 24)]
     }
     entries = packed.pieces(rows).to_pylist()

@@ -100,7 +100,7 @@ def test_balancing_loss_adds_its_gradient_to_any_loss(layer: MixtureOfExperts) -
     x, trained = torch.randn(2, 6, 32), torch.tensor([3.0, 0.5])
     gradient = torch.autograd.grad(layer(x, trained).sum(), layer.gate.weight)[0]
     without = torch.autograd.grad(layer(x).sum(), layer.gate.weight)[0]
-    probabilities = layer.gate(x)
+    probabilities = layer.gate(x).softmax(dim=-1)
     load = F.one_hot(probabilities.topk(2).indices, 5).sum(dim=(1, 2))
     loss = 0.25 * (balancing_loss(probabilities, load) * trained).sum()
     expected = torch.autograd.grad(loss, layer.gate.weight)[0]

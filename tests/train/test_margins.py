@@ -14,7 +14,6 @@ import pytest
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.objectives.preference_report import (
     measured_again,
-    pair_margins,
     pair_rewards,
     write_margins,
 )
@@ -64,18 +63,22 @@ def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> 
     rewards = np.array(
         [[1.0, 3.0], [2.0, 1.0], [0.0, 2.0], [5.0, 1.0]], dtype=np.float32
     )
-    table = pair_margins(
-        ids, ["x", "x", "y", "y"], np.array([False, False, False, True]), rewards
-    )
-    records = {
-        row: {
+    records = [
+        {
+            "id": row,
             "prompt": assistant_turn("p" * 400),
             "chosen": assistant_turn(f"yes {row}"),
             "rejected": assistant_turn("no"),
         }
         for row in ids
-    }
-    report = write_margins(tmp_path / "margins.parquet", table, records)
+    ]
+    report = write_margins(
+        tmp_path / "margins.parquet",
+        records,
+        ["x", "x", "y", "y"],
+        np.array([False, False, False, True]),
+        rewards,
+    )
     assert [(row["id"], row["margin"]) for row in report["worst"]] == [
         ("a", -2.0),
         ("c", -2.0),
@@ -113,4 +116,6 @@ def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> 
             "trained": {"measured": 1, "wrong": 1.0, "median": -2.0},
         },
     ]
-    assert pq.read_table(tmp_path / "margins.parquet").equals(table)
+    written = pq.read_table(tmp_path / "margins.parquet").to_pydict()
+    assert written["id"] == ids
+    assert written["margin"] == [-2.0, 1.0, -2.0, 4.0]

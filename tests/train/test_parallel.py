@@ -23,7 +23,7 @@ from benchmarks.train.parallel_forms import ROUNDING, differences_of
 from gristmill.mixtures.schema.engine import Engine, Parallel
 from gristmill.train.distributed.tensor import UnevenSplitError, split_matrices
 from gristmill.train.models.model_config import Shape
-from gristmill.train.models.transformer import Llama, padded_to_multiple
+from gristmill.train.models.transformer import Llama
 from tests.train.jsonl import read_metrics
 
 WORKER = "tests.train.parallel_worker"
@@ -288,11 +288,3 @@ def test_model_that_cannot_be_split_is_rejected(
 
     with torch.device("meta"), pytest.raises(UnevenSplitError, match=message):
         split_matrices(Llama(replace(tiny_shape, **changes)), Mesh)  # type: ignore[arg-type]
-
-
-def test_rows_are_padded_to_a_multiple_of_the_processes() -> None:
-    ids, positions = padded_to_multiple(4, torch.ones(2, 5), torch.zeros(2, 5))
-    assert ids.shape == (2, 8)
-    assert positions is not None
-    assert positions[:, 5:].tolist() == [[-1.0] * 3] * 2
-    assert padded_to_multiple(4, torch.ones(2, 8), None)[1] is None

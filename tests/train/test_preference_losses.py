@@ -19,7 +19,6 @@ from gristmill.mixtures.schema.posttraining import (
     PreferenceLoss,
 )
 from gristmill.train.objectives.preference_losses import (
-    LOSSES,
     REFERENCE_FREE,
     PairLogps,
     loss_at_start,
@@ -28,6 +27,7 @@ from gristmill.train.objectives.preference_losses import (
 
 PAIR = PairLogps(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0], [4.0], [6.0])))
 SIGMOID = LossSettings(beta=0.1)
+KINDS: tuple[PreferenceLoss, ...] = get_args(PreferenceLoss)
 
 
 def settings_of(kind: PreferenceLoss) -> LossSettings:
@@ -121,7 +121,7 @@ def test_rewards_are_scaled_log_ratios_or_log_probabilities_without_a_reference(
         assert [reward.item() for reward in actual] == pytest.approx(list(rewards))
 
 
-@pytest.mark.parametrize("kind", sorted({*LOSSES} - {*REFERENCE_FREE}))
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {*REFERENCE_FREE}))
 def test_reference_has_the_expected_initial_loss(kind: PreferenceLoss) -> None:
     settings = settings_of(kind)
     expected: dict[PreferenceLoss, float] = {
@@ -148,7 +148,7 @@ def test_losses_without_a_reference_have_no_initial_value() -> None:
     assert [loss_at_start(settings_of(kind)) for kind in REFERENCE_FREE] == [None] * 3
 
 
-@pytest.mark.parametrize("kind", sorted(LOSSES))
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_loss_prefers_a_larger_margin_with_a_finite_gradient(
     kind: PreferenceLoss,
 ) -> None:

@@ -137,9 +137,7 @@ def test_prompts_are_prefixes_in_generation_and_tasks(
         ids.append(int(model(torch.tensor([ids]), prefix=prefix)[0, -1].argmax()))
     assert continuation == ids[len(prompt) :]
     assert short == generate(model, [[9, 7]], 4, set())[0]
-    (score,) = score_requests(
-        model, [Request(tuple(prompt), (3, 1))], LENGTH, torch.device("cpu")
-    )
+    (score,) = score_requests(model, [Request(tuple(prompt), (3, 1))])
     logits = model(torch.tensor([[*prompt, 3]]), prefix=torch.arange(7)[None] < 6)[
         0
     ].log_softmax(dim=-1)

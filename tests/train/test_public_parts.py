@@ -29,7 +29,8 @@ from gristmill.train.checkpoint import (
     Checkpoints,
     complete_steps,
 )
-from gristmill.train.data.example_rows import Piece, packed_rows
+from gristmill.train.data.conversation_tokens import Conversation
+from gristmill.train.data.example_rows import packed_rows
 from gristmill.train.optim.schedules import learning_rate
 from gristmill.train.resuming import OtherRowsError
 from gristmill.training import (
@@ -146,7 +147,9 @@ def test_best_fit_equals_that_of_sft_rows(lengths: list[int]) -> None:
     texts = [[number + 2] * size for number, size in enumerate(lengths)]
     rows = packed_rows(
         [
-            Piece(bytes(16), np.array(text), np.ones(len(text), dtype=bool))
+            Conversation(
+                np.array(text), np.ones(len(text), dtype=bool), False, "0" * 32
+            )
             for text in texts
         ],
         12,

@@ -206,7 +206,7 @@ def test_every_kind_is_scored_by_its_plain_definition(
         with torch.no_grad():
             language.model.model.embed_tokens.weight[words] *= 4
         for number in range(0, 60, 2):
-            prompt = rendered(task, items, number).texts[0]
+            prompt = rendered(task, items, number)[0][0]
             logits = language.model(
                 torch.tensor([[language.start, *language.encode(prompt)]])
             )[0, -1, :400]
@@ -237,7 +237,7 @@ def test_shots_are_drawn_per_item_without_the_item_itself() -> None:
     ]
     draws = set()
     for number in range(9):
-        first_text, second_text = rendered(task, items, number).texts
+        (first_text, second_text), _ = rendered(task, items, number)
         assert first_text.endswith(f"\n\nq{number}\nAnswer: a{number}")
         assert second_text.removesuffix(f"b{number}") == first_text.removesuffix(
             f"a{number}"

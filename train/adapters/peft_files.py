@@ -71,13 +71,6 @@ def save_adapter(
     write_bytes(folder / WEIGHTS_FILE, save(adapters, metadata={"format": "pt"}))
 
 
-def base_name(start: Path) -> str:
-    """Name of the base model in adapters: its path within the store, independent of the
-    store's location.
-    """
-    return "/".join(start.parts[-BASE_PARTS:])
-
-
 def readme(lora: Lora, base: str) -> str:
     """README with the base model of the adapters and its quantisation."""
     format_text = HELD[lora.base] if lora.base is not None else "in float32"
@@ -108,8 +101,10 @@ def settle_adapters(
     """
     if lora is None:
         return dict(tensors)
+    # The base model's path within the store does not depend on the store's location.
+    base = "/".join(start.parts[-BASE_PARTS:])
     for name, weights in tensors.items():
         folder = out / name.replace("model", "adapter", 1)
-        save_adapter(folder, lora, weights, base_name(start))
-        write_text(folder / "README.md", readme(lora, base_name(start)))
+        save_adapter(folder, lora, weights, base)
+        write_text(folder / "README.md", readme(lora, base))
     return {name: merged(weights, lora) for name, weights in tensors.items()}

@@ -52,8 +52,6 @@ def document_positions(
 
     A split document starts over with its row.
     """
-    if cuts == 1:
-        return packed.positions(rows)
     length = packed.sequence_length // cuts
     return np.minimum(
         packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32)

@@ -568,8 +568,6 @@ def counts_of(used: Sequence[Conversation]) -> TokenCounts:
     truncated = sum(conversation.truncated for conversation in used)
     answers = sum(conversation.answers for conversation in used)
     ended = sum(conversation.ended for conversation in used)
-    trained_share = trained / max(tokens, 1)
-    truncated_share = truncated / max(len(used), 1)
     return TokenCounts(
         answers=answers,
         end_of_turn_share=ended / max(answers, 1),
@@ -578,8 +576,8 @@ def counts_of(used: Sequence[Conversation]) -> TokenCounts:
         truncated=truncated,
         example_tokens=tokens,
         trained_tokens=trained,
-        trained_share=trained_share,
-        truncated_share=truncated_share,
+        trained_share=trained / max(tokens, 1),
+        truncated_share=truncated / max(len(used), 1),
     )
 
 
@@ -588,10 +586,8 @@ def padded_length(longest: int, limit: int) -> int:
     return min(limit, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
 
 
-def padded(
-    rows: Sequence[Conversation], pad: int, length: int
-) -> tuple[Tensor, Tensor]:
-    """Micro-batch: ids and trained, both (n, t), right-padded with untrained padding.
+def padded(rows: Sequence[Conversation], pad: int, length: int) -> Tensor:
+    """Ids of a micro-batch, (n, t), right-padded.
 
     Args:
         rows: n of them, at least one.
@@ -599,14 +595,13 @@ def padded(
         length: longest row allowed; t is as small as the rows allow.
     """
     import torch  # making rows of conversations needs no torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    t = padded_length(max(len(row.ids) for row in rows), length)
-    ids = torch.full((len(rows), t), pad, dtype=torch.int64)
-    trained = torch.zeros((len(rows), t), dtype=torch.bool)
-    for number, row in enumerate(rows):
-        ids[number, : len(row.ids)] = torch.from_numpy(row.ids)
-        trained[number, : len(row.ids)] = torch.from_numpy(row.trained)
-    return ids, trained
+    ids = pad_sequence(
+        [torch.from_numpy(row.ids) for row in rows], True, padding_value=pad
+    )
+    missing = padded_length(ids.shape[1], length) - ids.shape[1]
+    return torch.nn.functional.pad(ids, (0, missing), value=pad)
 
 
 def why_left_out(counts: EncodingCounts) -> str:

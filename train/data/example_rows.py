@@ -21,6 +21,7 @@ from gristmill.core.arrays import offsets_of
 from gristmill.core.files import write_json
 from gristmill.core.seeds import seeded_bytes
 from gristmill.tokenize.loss_masks import mask_name, write_mask
+from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
@@ -43,22 +44,8 @@ SHARD_BYTES = 64 << 20
 """Most bytes of tokens in a shard."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Tokens of one conversation, or one replayed document, in a row.
-
-    Attributes:
-        id: 16 bytes of the example or document.
-        ids: (t,) token ids.
-        trained: (t,) bool.
-    """
-
-    id: bytes
-    ids: np.ndarray
-    trained: np.ndarray
-
-
-Row = Sequence[Piece]
+Row = Sequence[Conversation]
+"""Conversations, or replayed documents, that share a row."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +65,9 @@ class WrittenRows:
     fill: float
 
 
-def piece_of(one: Conversation) -> Piece:
-    """Piece of a row for a conversation."""
-    return Piece(bytes.fromhex(one.example), one.ids, one.trained)
-
-
-def packed_rows(pieces: Sequence[Piece], length: int, best_fit: bool) -> list[Row]:
+def packed_rows(
+    pieces: Sequence[Conversation], length: int, best_fit: bool
+) -> list[Row]:
     """Rows of at most `length` tokens that hold every piece once: packed, or one piece
     per row.
     """
@@ -101,12 +85,7 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
     """
     packed = trained.packed
     rows = trained.first(count)
-    pieces = packed.pieces(np.unique(rows))
-    ids_of_row: dict[int, list[bytes]] = {}
-    for row, piece_id in zip(
-        pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True
-    ):
-        ids_of_row.setdefault(row, []).append(piece_id)
+    ids_of_row = piece_ids(packed, np.unique(rows))
     pieces_per_row: list[Row] = []
     for row, tokens, positions in zip(
         rows.tolist(), packed.read(rows), packed.positions(rows), strict=True
@@ -116,11 +95,23 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
         ids = ids_of_row.get(row, [bytes(16)] * len(starts))
         pieces_per_row.append(
             [
-                Piece(piece_id, tokens[start:end], positions[start:end] > 0)
+                Conversation(
+                    tokens[start:end],
+                    positions[start:end] > 0,
+                    False,
+                    piece_id.hex(),
+                )
                 for piece_id, start, end in zip(ids, starts, ends, strict=True)
             ]
         )
     return pieces_per_row
+
+
+def piece_ids(packed: PackedSet, rows: np.ndarray) -> dict[int, list[bytes]]:
+    """Ids of the documents of each row that has any, in their order."""
+    groups = packed.pieces(rows).group_by("row", use_threads=False)
+    ids = groups.aggregate([("id", "list")])
+    return dict(zip(ids["row"].to_pylist(), ids["id_list"].to_pylist(), strict=True))
 
 
 def replay_count(tokens: int, length: int, share: float) -> int:
@@ -235,7 +226,9 @@ def _write_shard(
             size = len(piece.ids)
             tokens[place, start : start + size] = piece.ids
             trained[place, start : start + size] = piece.trained
-            table.append((first + place, start, size, piece.id, source, 0, 0))
+            table.append(
+                (first + place, start, size, bytes.fromhex(piece.example), source, 0, 0)
+            )
             start += size
     columns = zip(*table, strict=True) if table else [[]] * len(PIECES_SCHEMA)
     pieces = pa.table(

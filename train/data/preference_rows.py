@@ -40,7 +40,6 @@ from gristmill.train.data.example_rows import (
     WrittenRows,
     copies,
     merged_order,
-    piece_of,
     quotas,
     write_ordered_rows,
 )
@@ -104,7 +103,7 @@ def write_pair_rows(
     return write_ordered_rows(
         folder,
         list(sets),
-        [[piece_of(encoded)] for pair in all_pairs for encoded in pair.conversations],
+        [[encoded] for pair in all_pairs for encoded in pair.conversations],
         # One phase per set keeps the two rows of a pair adjacent.
         np.diag(2 * counts).tolist(),
         length,
@@ -228,42 +227,53 @@ class Drawn:
     """Pairs drawn for training, in reading order.
 
     Args:
-        rows: all of them.
+        ids: of the examples of all pairs.
+        num_tokens: int64 of shape (P,), tokens of their conversations.
         draws: as from `draw_pairs`; repeated numbers are read repeatedly in an epoch.
         seed: of the order.
 
     Attributes:
         order: of the draws' sets, each merged with the others by their sizes.
         numbers: int64, number of the pair of each row of the order.
-        fingerprint: 32 hexadecimal digits, a hash of the rows and of the draws.
     """
 
-    def __init__(self, rows: PairRows, draws: Sequence[np.ndarray], seed: int) -> None:
-        self._rows = rows
+    def __init__(
+        self,
+        ids: Sequence[str],
+        num_tokens: np.ndarray,
+        draws: Sequence[np.ndarray],
+        seed: int,
+    ) -> None:
+        self._ids = ids
+        self._num_tokens = num_tokens
         self.order = Order([len(drawn) for drawn in draws], seed)
         # The order merges the sets by their numbers of pairs: row r is the next one of
         # the set at place r.
         self.numbers = merged(draws)
-        self.fingerprint = hashlib.blake2b(
-            rows.fingerprint.encode() + self.numbers.astype("<i8").tobytes(),
-            digest_size=16,
+
+    def fingerprint(self, rows: str) -> str:
+        """32 hexadecimal digits, a hash of the fingerprint of the rows and of the
+        draws.
+        """
+        return hashlib.blake2b(
+            rows.encode() + self.numbers.astype("<i8").tobytes(), digest_size=16
         ).hexdigest()
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """Tokens of the conversations of some rows, without padding."""
-        return int(self._rows.num_tokens[self.numbers[rows]].sum())
+        return int(self._num_tokens[self.numbers[rows]].sum())
 
     def describe(self, rows: np.ndarray) -> dict[str, list[str]]:
         """The ids of the examples of some rows."""
-        return {"examples": [self._rows.ids[number] for number in self.numbers[rows]]}
+        return {"examples": [self._ids[number] for number in self.numbers[rows]]}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
         """Ids, losses and token counts of some rows."""
         return [
             {
-                "id": self._rows.ids[number],
+                "id": self._ids[number],
                 "loss": mean_of_trained(losses),
-                "tokens": int(self._rows.num_tokens[number]),
+                "tokens": int(self._num_tokens[number]),
             }
             for number, losses in zip(self.numbers[rows], row_losses, strict=True)
         ]

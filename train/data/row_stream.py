@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
@@ -54,7 +54,6 @@ ROWS_AT_A_TIME = 16
 """Rows of one rank that are read together if rows are requested singly."""
 NO_END = 1 << 62
 PROVENANCE = "provenance"
-ANSWERS = ("chosen", "rejected")
 RUN = "run.json"
 """File in a run's folder with its manifest and its stages' folders."""
 
@@ -147,16 +146,10 @@ class _Documents:
     def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         """Origin of each of some rows."""
         pieces: dict[int, list[Piece]] = {row: [] for row in rows.tolist()}
-        for piece in self.packed.pieces(np.unique(rows)).to_pylist():
-            pieces[piece["row"]].append(
-                {
-                    "id": piece["id"].hex(),
-                    "start": piece["start"],
-                    "length": piece["length"],
-                    "offset": piece["offset"],
-                    "copy": piece["copy"],
-                }
-            )
+        table = self.packed.pieces(np.unique(rows))
+        for piece in table.select(["row", *Piece.__annotations__]).to_pylist():
+            piece["id"] = piece["id"].hex()
+            pieces[piece.pop("row")].append(piece)
         numbers = zip(rows.tolist(), self.packed.source_of(rows).tolist(), strict=True)
         return [
             {
@@ -206,19 +199,23 @@ class _Pairs(_Documents):
         else:
             held_out = held_out_mask(self._pairs.records(), section, seed)
             sets = draw_pairs(self._pairs, held_out, section, seed)
-        self._drawn = Drawn(self._pairs, sets, seed)
+        self._drawn = Drawn(self._pairs.ids, self._pairs.num_tokens, sets, seed)
         self.order = self._drawn.order
-        self.fingerprint = self._drawn.fingerprint
+        self.fingerprint = self._drawn.fingerprint(self._pairs.fingerprint)
 
     def batch(self, rows: np.ndarray, trim: bool) -> Batch:
         ids, targets = self._pairs.read(self._drawn.numbers[rows])
         labels = torch.cat(
             (targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1
         )
-        parts = (*ids.chunk(2), *labels.chunk(2))
-        names = ("input_ids", "labels")
-        keys = [f"{answer}_{name}" for name in names for answer in ANSWERS]
-        return dict(zip(keys, parts, strict=True))
+        chosen, rejected = ids.chunk(2)
+        chosen_labels, rejected_labels = labels.chunk(2)
+        return {
+            "chosen_input_ids": chosen,
+            "rejected_input_ids": rejected,
+            "chosen_labels": chosen_labels,
+            "rejected_labels": rejected_labels,
+        }
 
     def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         return [
@@ -254,8 +251,6 @@ def padding_apart(positions: np.ndarray) -> np.ndarray:
     """Positions (n, t) as int64, with padding counted from 0 like a document, so that
     all are non-negative.
     """
-    if positions.min(initial=0) >= 0:
-        return positions.astype(np.int64)
     filled = (positions >= 0).sum(axis=1, keepdims=True)
     return np.where(
         positions >= 0, positions, np.arange(positions.shape[1]) - filled
@@ -341,7 +336,7 @@ def stream(
         rank,
         world_size,
         batch_size,
-        each,
+        each or ("row" if batch_size is None else "batch"),
         seed,
         epochs,
         document_mask,
@@ -377,6 +372,7 @@ def _resolved(run_or_folder: Any, stage: str) -> tuple[str, dict[str, Any]]:
     return str(stage_folder / "data"), record["manifest"]
 
 
+@dataclass(eq=False, repr=False)
 class RowStream(IterableDataset[Any]):
     """Batches or rows of a packed set; created by `gristmill.stream`, which documents
     the settings.
@@ -389,45 +385,57 @@ class RowStream(IterableDataset[Any]):
         gristmill.tokenize.packed_files.PackedSetError: the folder holds no packed set.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        rank: int,
-        world_size: int,
-        batch_size: int | None,
-        each: Literal["batch", "row"] | None,
-        seed: int,
-        epochs: int | None,
-        document_mask: bool,
-        provenance: bool,
-        reading: Stream,
-        dpo: Dpo | None,
-    ) -> None:
-        super().__init__()
-        self.folder = folder
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.each: Literal["batch", "row"] = each or (
-            "row" if batch_size is None else "batch"
-        )
-        self.seed = seed
-        self.epochs = epochs
-        self._provenance = provenance
-        self._document_mask = document_mask
-        self._reading = reading
-        self._dpo = dpo
-        self._place = _Place()
-        self._has_start = False
-        self._opened: _Documents | None = None
-        self._process = 0
-        _check(self)
+    folder: str
+    rank: int
+    world_size: int
+    batch_size: int | None
+    each: Literal["batch", "row"]
+    seed: int
+    epochs: int | None
+    _document_mask: bool
+    _provenance: bool
+    _reading: Stream
+    _dpo: Dpo | None
+    _place: _Place = field(default=_Place(), init=False)
+    _has_start: bool = field(default=False, init=False)
+    _opened: _Documents | None = field(default=None, init=False)
+    _process: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        rank = self.rank
+        size = self.world_size
+        batch = self.batch_size
+        if size < 1 or not 0 <= rank < size:
+            raise StreamError(
+                f"rank {rank} of world_size {size}: ranks are 0 to world_size - 1"
+            )
+        if batch is None and self.each == "batch":
+            raise StreamError(
+                'each="batch" needs batch_size: the rows of a batch on all ranks '
+                "together"
+            )
+        if batch is not None and batch < size:
+            raise StreamError(
+                f"batch_size {batch} is the rows of all {size} ranks "
+                f"together: give {size} or more"
+            )
+        if batch is not None and self.each == "row" and batch % size:
+            raise StreamError(
+                f'each="row": batch_size {batch} must be a multiple of world_size '
+                f"{size}, so that every "
+                "rank's loader makes batches of as many rows"
+            )
+        if self.epochs is not None and self.epochs < 1:
+            raise StreamError(
+                f"epochs must be 1 or more, not {self.epochs}; leave it "
+                "out to read without end"
+            )
         if isinstance(self.kind, _Pairs) and self.each == "row":
             raise StreamError(
-                f"{folder} holds preference pairs, which come in batches: give "
+                f"{self.folder} holds preference pairs, which come in batches: give "
                 'batch_size, and not each="row"'
             )
-        self.kind.order.check_reads((epochs or 1) * self.kind.order.total)
+        self.kind.order.check_reads((self.epochs or 1) * self.kind.order.total)
 
     @property
     def kind(self) -> _Documents:
@@ -587,14 +595,15 @@ class RowStream(IterableDataset[Any]):
         """Batch of rows of a stream, with their provenance, which torch's collating
         cannot join, in a list.
         """
-        if PROVENANCE not in rows[0]:
-            return default_collate(list(rows))
-        origins = [row[PROVENANCE] for row in rows]
-        tensors = [
-            {name: value for name, value in row.items() if name != PROVENANCE}
-            for row in rows
-        ]
-        return {**default_collate(tensors), PROVENANCE: origins}
+        batch = default_collate(
+            [
+                {name: value for name, value in row.items() if name != PROVENANCE}
+                for row in rows
+            ]
+        )
+        if PROVENANCE in rows[0]:
+            batch[PROVENANCE] = [row[PROVENANCE] for row in rows]
+        return batch
 
     @property
     def _step(self) -> int:
@@ -619,19 +628,16 @@ class RowStream(IterableDataset[Any]):
             (rank_rows,) = micro_batches(
                 rows, self.rank, self.world_size, -(-len(rows) // self.world_size)
             )
-            batch = self.kind.batch(rank_rows, trim=self.each == "batch")
-            origins = self.kind.provenance(rank_rows) if self._provenance else []
+            batch: dict[str, Any] = {
+                **self.kind.batch(rank_rows, trim=self.each == "batch")
+            }
+            if self._provenance:
+                batch[PROVENANCE] = self.kind.provenance(rank_rows)
             if self.each == "batch":
-                return [{**batch, PROVENANCE: origins} if origins else batch]
-            parts = [
-                {name: tensor[row] for name, tensor in batch.items()}
-                for row in range(len(rank_rows))
-            ]
-            if not origins:
-                return parts
+                return [batch]
             return [
-                {**part, PROVENANCE: origin}
-                for part, origin in zip(parts, origins, strict=True)
+                {name: values[row] for name, values in batch.items()}
+                for row in range(len(rank_rows))
             ]
 
         with closing(
@@ -649,38 +655,3 @@ class RowStream(IterableDataset[Any]):
                         rows=0 if is_last else done + 1,
                     )
                     yield parts[done]
-
-
-def _check(stream: RowStream) -> None:
-    """Check that the settings are consistent.
-
-    Raises:
-        StreamError: they are not.
-    """
-    rank = stream.rank
-    size = stream.world_size
-    batch = stream.batch_size
-    if size < 1 or not 0 <= rank < size:
-        raise StreamError(
-            f"rank {rank} of world_size {size}: ranks are 0 to world_size - 1"
-        )
-    if batch is None and stream.each == "batch":
-        raise StreamError(
-            'each="batch" needs batch_size: the rows of a batch on all ranks together'
-        )
-    if batch is not None and batch < size:
-        raise StreamError(
-            f"batch_size {batch} is the rows of all {size} ranks "
-            f"together: give {size} or more"
-        )
-    if batch is not None and stream.each == "row" and batch % size:
-        raise StreamError(
-            f'each="row": batch_size {batch} must be a multiple of world_size '
-            f"{size}, so that every "
-            "rank's loader makes batches of as many rows"
-        )
-    if stream.epochs is not None and stream.epochs < 1:
-        raise StreamError(
-            f"epochs must be 1 or more, not {stream.epochs}; leave it "
-            "out to read without end"
-        )

@@ -14,7 +14,7 @@ from gristmill.mixtures.schema.engine import Compute
 from gristmill.mixtures.schema.pretrain import Precision
 from gristmill.train.distributed.context_parallel import RowSplit
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
-from gristmill.train.loop.batch_plan import micro_batches
+from gristmill.train.loop.batch_plan import micro_batches, or_first
 from gristmill.train.models.model_config import (
     AnyShape,
     OwnShape,
@@ -314,8 +314,7 @@ def measured_by_all(
         for part in micro_batches(
             np.arange(number), world.data_rank, world.data_size, micro_batch_size
         ):
-            # An empty share still takes part in the collectives of the forward pass.
-            values = measure(part if len(part) else np.zeros(1, dtype=np.int64))
+            values = measure(or_first(part))
             if len(part):
                 measured[torch.from_numpy(part).to(world.device)] = values
     summed: np.ndarray = sum_over_ranks(measured, world).cpu().numpy()

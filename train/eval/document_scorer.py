@@ -100,5 +100,4 @@ def score_document(model: Llama, ids: np.ndarray) -> float:
         for start in range(0, len(ids) - 1, length - 1)
     ]
     requests = [Request((first,), tuple(scored)) for first, *scored in windows]
-    device = next(model.parameters()).device
-    return -sum(score.logp for score in score_requests(model, requests, length, device))
+    return -sum(score.logp for score in score_requests(model, requests))

@@ -21,7 +21,7 @@ from gristmill.train.distributed.context_parallel import TokenHead
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.eval.intervals import Estimate, interval
-from gristmill.train.loop.batch_plan import micro_batches, slices
+from gristmill.train.loop.batch_plan import micro_batches, or_first, slices
 from gristmill.train.loop.objective import GroupedMetrics
 from gristmill.train.models.model_config import AnyShape
 from gristmill.train.models.transformer import Llama
@@ -79,49 +79,6 @@ def score_rows(
     return torch.stack(
         [part.double() * counted for part in (nll, counted, num_bytes, correct)]
     )
-
-
-def measure(
-    model: nn.Module,
-    rows: np.ndarray,
-    token_bytes: Tensor,
-    world: World,
-    positions: np.ndarray | None,
-    laid: Laid | None,
-) -> dict[str, float]:
-    """Metrics of a model on rows (n, t), distributed over the ranks; a collective call.
-
-    `loss` is nats per token, `perplexity` its exponential, `bits_per_byte` nats over ln
-    2 per byte of the text of the predicted tokens (special tokens have none, but their
-    loss counts), `token_accuracy` the share of tokens that were predicted correctly.
-    `positions` (n, t) in their documents are for a model with attention within
-    documents, `laid` the same rows for a model with other targets than the next token.
-    """
-    if laid is not None and laid.places is not None:
-        positions = laid.positions
-    sums = torch.zeros(COLUMNS, dtype=torch.float64, device=world.device)
-    with evaluating(model):
-        for batch in micro_batches(
-            np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD
-        ):
-            # A rank without rows still takes part in the collectives of the forward
-            # pass.
-            chosen = batch if len(batch) else [0]
-            scored = score_rows(
-                model,
-                next_token_rows(rows[chosen]) if laid is None else laid.of_rows(chosen),
-                None if positions is None else positions[chosen],
-                token_bytes,
-            )
-            if len(batch):
-                sums += torch.stack([column.sum() for column in scored])
-    nll, tokens, num_bytes, correct = sum_over_ranks(sums, world).tolist()
-    return {
-        **loss_metrics(nll, tokens, num_bytes),
-        "tokens": int(tokens),
-        "perplexity": math.exp(min(nll / tokens, LARGEST_EXPONENT)),
-        "token_accuracy": correct / tokens,
-    }
 
 
 def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, float]:
@@ -304,24 +261,48 @@ class Validation:
         return measurements if measurements["validation"] else None
 
     def _measure(self, packed: PackedSet) -> GroupedMetrics:
-        metrics = {}
-        for source in packed.manifest["validation"]:
-            rows = packed.validation(source)
-            if len(rows):
-                shape: AnyShape = self.model.shape  # type: ignore[assignment]
-                laid = (
-                    None
-                    if self.layout is None
-                    else self.layout(
-                        held_out_rows(packed, source, shape), HELD_OUT_STEP
-                    )
-                )
-                metrics[source] = measure(
+        return {
+            source: self._metrics(packed, source)
+            for source in packed.manifest["validation"]
+            if len(packed.validation(source))
+        }
+
+    def _metrics(self, packed: PackedSet, source: str) -> dict[str, float]:
+        """Metrics of the model on a source's rows, distributed over the ranks; a
+        collective call.
+
+        `loss` is nats per token, `perplexity` its exponential, `bits_per_byte` nats over
+        ln 2 per byte of the text of the predicted tokens (special tokens have none, but
+        their loss counts), `token_accuracy` the share of tokens that were predicted
+        correctly.
+        """
+        world = self.world
+        shape: AnyShape = self.model.shape  # type: ignore[assignment]
+        rows = packed.validation(source)
+        positions = held_out_positions(packed, source, shape)
+        laid = None
+        if self.layout is not None:
+            laid = self.layout(held_out_rows(packed, source, shape), HELD_OUT_STEP)
+            if laid.places is not None:
+                positions = laid.positions
+        sums = torch.zeros(COLUMNS, dtype=torch.float64, device=world.device)
+        with evaluating(self.model):
+            for batch in micro_batches(
+                np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD
+            ):
+                chosen = or_first(batch)
+                scored = score_rows(
                     self.model,
-                    rows,
+                    laid.of_rows(chosen) if laid else next_token_rows(rows[chosen]),
+                    None if positions is None else positions[chosen],
                     self.token_bytes,
-                    self.world,
-                    held_out_positions(packed, source, shape),
-                    laid,
                 )
-        return metrics
+                if len(batch):
+                    sums += torch.stack([column.sum() for column in scored])
+        nll, tokens, num_bytes, correct = sum_over_ranks(sums, world).tolist()
+        return {
+            **loss_metrics(nll, tokens, num_bytes),
+            "tokens": int(tokens),
+            "perplexity": math.exp(min(nll / tokens, LARGEST_EXPONENT)),
+            "token_accuracy": correct / tokens,
+        }

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
+from gristmill.train.models.transformer import Llama
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 
 TOKENS_PER_FORWARD = 8192
@@ -51,23 +53,19 @@ class Score:
 
 
 def score_requests(
-    model: nn.Module,
-    requests: Sequence[Request],
-    length: int,
-    device: torch.device,
-    world: World | None = None,
+    model: Llama, requests: Sequence[Request], world: World | None = None
 ) -> list[Score]:
     """Score requests, on all ranks together where the model is sharded.
 
     Args:
         model: predicts ids.
-        requests: contexts are cut from the left where both together exceed `length` + 1
-            ids.
-        length: most ids per row.
-        device: of the model.
+        requests: contexts are cut from the left where both together exceed the
+            model's length + 1 ids.
         world: the processes; None for a model that is whole in this one. All of them
             get all scores.
     """
+    length = model.shape.sequence_length
+    device = next(model.parameters()).device
     rows = [
         (
             (*request.context, *request.scored)[-(length + 1) :],
@@ -104,20 +102,21 @@ def score_requests(
 
 
 def _score(
-    model: nn.Module, rows: list[tuple[Sequence[int], int]], device: torch.device
+    model: Llama, rows: list[tuple[Sequence[int], int]], device: torch.device
 ) -> Tensor:
     """Sum of the logarithms, and whether all ids were the likeliest: (n, 2) float64."""
-    longest = max(len(tokens) for tokens, _ in rows) - 1
-    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    targets = torch.full((len(rows), longest), IGNORED, dtype=torch.int64)
-    for number, (tokens, num_scored) in enumerate(rows):
-        values = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
-        ids[number, : len(tokens) - 1] = values[:-1]
-        targets[number, len(tokens) - 1 - num_scored : len(tokens) - 1] = values[
-            -num_scored:
-        ]
+    tokens = [torch.tensor(row) for row, _ in rows]
+    ids = pad_sequence([row[:-1] for row in tokens], True)
+    targets = pad_sequence(
+        [
+            F.pad(row[-scored:], (len(row) - 1 - scored, 0), value=IGNORED)
+            for row, (_, scored) in zip(tokens, rows, strict=True)
+        ],
+        True,
+        padding_value=IGNORED,
+    )
     beside = {}
-    if model.shape.prefix_lm:  # type: ignore[union-attr]
+    if model.shape.prefix_lm:
         contexts = torch.tensor([[len(row) - scored] for row, scored in rows])
         beside["prefix"] = (torch.arange(ids.shape[1]) < contexts).to(device)
     nll, correct = model(

@@ -80,13 +80,12 @@ def hidden_token_metrics(
         values[row, laid.places[row, number]] = scored[row, number]
     documents = by_document(packed, source, values)
     sums = documents.sum(axis=0)
+    accuracy = interval(
+        documents, lambda sums: sums[..., 3] / sums[..., 1], seed, bootstrap_samples
+    )
     return {
         "hidden_loss": float(sums[0] / sums[1]),
-        "hidden_accuracy": interval(documents, _accuracy, seed, bootstrap_samples),
+        "hidden_accuracy": accuracy,
         "hidden_tokens": int(sums[1]),
         "documents": len(documents),
     }
-
-
-def _accuracy(sums: np.ndarray) -> np.ndarray:
-    return sums[..., 3] / sums[..., 1]

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import TypeAdapter
 
 from gristmill.core.files import as_path
 from gristmill.core.seeds import seeded_key
@@ -46,11 +46,8 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SuiteTask(_Strict):
+@dataclass(frozen=True)
+class SuiteTask:
     """A task of a suite.
 
     Attributes:
@@ -82,7 +79,8 @@ class Reference:
     source: str
 
 
-class KnownSuite(_Strict):
+@dataclass(frozen=True)
+class KnownSuite:
     """A suite of `suites.yaml`."""
 
     title: str
@@ -129,21 +127,13 @@ class SuiteResult:
     references: Sequence[Reference]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """An item as rendered texts, with the index of the right one."""
-
-    texts: tuple[str, ...]
-    right: int
-
-
 @cache
 def known_suites() -> Mapping[str, KnownSuite]:
     """All suites by name."""
     entries = yaml.safe_load(
         Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8")
     )
-    return {name: KnownSuite.model_validate(entry) for name, entry in entries.items()}
+    return TypeAdapter(dict[str, KnownSuite]).validate_python(entries)
 
 
 def centred(accuracy: Any, baseline: float) -> Any:
@@ -248,25 +238,28 @@ def task_answers(
         numbers = range(part.start, part.stop)
         rendered_items = [rendered(task, items, number) for number in numbers]
         requests = [
-            requests_of(language.encode, language.start, task.kind, item.texts)
-            for item in rendered_items
+            requests_of(language.encode, language.start, task.kind, texts)
+            for texts, _ in rendered_items
         ]
         scores = iter(
             language.score([request for of_item in requests for request in of_item])
         )
-        for item, item_requests in zip(rendered_items, requests, strict=True):
+        for (_, right), item_requests in zip(rendered_items, requests, strict=True):
             item_scores = [next(scores) for _ in item_requests]
             if task.kind == "language_modeling":
                 is_right.append(float(item_scores[0].greedy))
             else:
                 means = [score.logp / max(score.tokens, 1) for score in item_scores]
-                is_right.append(float(int(np.argmax(means)) == item.right))
+                is_right.append(float(int(np.argmax(means)) == right))
     return np.array(is_right)
 
 
-def rendered(task: SuiteTask, items: Sequence[Record], number: int) -> _Asked:
-    """Texts of an item after its shots: one per choice or context; for
-    `language_modeling` the prompt alone, and with its continuation.
+def rendered(
+    task: SuiteTask, items: Sequence[Record], number: int
+) -> tuple[list[str], int]:
+    """Texts of an item after its shots, one per choice or context (for
+    `language_modeling` the prompt alone, and with its continuation), and the index of
+    the right one.
     """
     other_items = [place for place in range(len(items)) if place != number]
     solved = random.Random(SHOTS_SEED + number).sample(other_items, task.shots)
@@ -278,7 +271,7 @@ def rendered(task: SuiteTask, items: Sequence[Record], number: int) -> _Asked:
     texts = [shots + text for text in texts]
     if task.kind == "language_modeling":
         texts[0] = texts[0].strip()
-    return _Asked(tuple(texts), right)
+    return texts, right
 
 
 def _texts(task: SuiteTask, item: Record) -> tuple[list[str], int]:

@@ -69,8 +69,7 @@ class LanguageModel:
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
         """Log-likelihoods of requests; a collective call if the model is sharded."""
-        device = next(self.model.parameters()).device
-        return score_requests(self.model, requests, self.length, device, self.world)
+        return score_requests(self.model, requests, self.world)
 
     def text_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a text to continue."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,6 @@ CHUNK_LOGITS = 1 << 19
 """Logits that a CPU samples from at once: 2 MB of float32, which fit its cache."""
 LEAST_TEMPERATURE = 1e-30
 """Lower temperatures count as this, so that logits divided by it stay finite in float32."""
-Method = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Function of logits (n, v), and of temperatures, top_p and random numbers in [0, 1),
-(n,) float64 each, that returns ids (n,) int64.
-"""
 
 
 class SamplingError(ValueError):
@@ -59,13 +55,6 @@ class Sampling:
                 f"top_p is {self.top_p}; it must be over 0 and at most 1 (all ids)"
             )
 
-    @property
-    def method(self) -> Method:
-        """Function that samples so."""
-        if self.temperature == 0.0:
-            return likeliest
-        return from_all if self.top_p == 1.0 else from_nucleus
-
 
 def random_numbers(seed: int, prompt: Sequence[int]) -> np.random.Generator:
     """Random stream of a request, keyed by seed and prompt."""
@@ -96,17 +85,28 @@ def sampled_ids(
         torch.float64,
         logits.device,
     )
-    rows_by_method: dict[Method, list[int]] = {}
+    rows_by_kind: dict[tuple[bool, bool], list[int]] = {}
     for row, sampling in enumerate(samplings):
-        rows_by_method.setdefault(sampling.method, []).append(row)
+        kind = (sampling.temperature == 0.0, sampling.top_p == 1.0)
+        rows_by_kind.setdefault(kind, []).append(row)
     rows_at_once = (
         len(logits) if logits.is_cuda else max(1, CHUNK_LOGITS // logits.shape[1])
     )
     ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    for method, rows in rows_by_method.items():
+    for (is_greedy, takes_all), rows in rows_by_kind.items():
         for part in slices(len(rows), rows_at_once):
             chosen = sent(rows[part], torch.int64, logits.device)
-            ids[chosen] = method(logits[chosen], *parameters[chosen].unbind(1))
+            if is_greedy:
+                ids[chosen] = logits[chosen].argmax(dim=-1)
+                continue
+            temperatures, top_ps, numbers = parameters[chosen].unbind(1)
+            weights = probabilities(logits[chosen], temperatures)
+            if takes_all:
+                ids[chosen] = drawn(weights, numbers).squeeze(1)
+            else:
+                # By sorting the host need not wait to know which ids are rejected.
+                sample = by_sorting if logits.is_cuda else by_rejection
+                ids[chosen] = sample(weights, top_ps[:, None], numbers)
     return ids
 
 
@@ -114,30 +114,6 @@ def sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Ten
     """Tensor of host values on a device, without waiting for the device."""
     tensor = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
     return tensor.to(device, non_blocking=True)
-
-
-def likeliest(
-    logits: Tensor, temperatures: Tensor, top_ps: Tensor, numbers: Tensor
-) -> Tensor:
-    """Likeliest id of each row; a `Method` like the following two."""
-    return logits.argmax(dim=-1)
-
-
-def from_all(
-    logits: Tensor, temperatures: Tensor, top_ps: Tensor, numbers: Tensor
-) -> Tensor:
-    """Ids at which the cumulative distribution exceeds the numbers."""
-    return drawn(probabilities(logits, temperatures), numbers).squeeze(1)
-
-
-def from_nucleus(
-    logits: Tensor, temperatures: Tensor, top_ps: Tensor, numbers: Tensor
-) -> Tensor:
-    """Ids of the nucleus of each row, by rejection on a CPU and by sorting on a GPU,
-    where the host would have to wait to know which are rejected.
-    """
-    sample = by_sorting if logits.is_cuda else by_rejection
-    return sample(probabilities(logits, temperatures), top_ps[:, None], numbers)
 
 
 def by_sorting(weights: Tensor, top_ps: Tensor, numbers: Tensor) -> Tensor:

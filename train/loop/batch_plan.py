@@ -194,6 +194,13 @@ def micro_batches(
     ]
 
 
+def or_first(rows: np.ndarray) -> np.ndarray:
+    """Rows of a micro-batch, or row 0 in place of an empty one, which is computed too,
+    as forward and backward passes are collectives.
+    """
+    return rows if len(rows) else np.zeros(1, np.int64)
+
+
 def slices(count: int, size: int) -> Iterator[slice]:
     """Slices of at most `size` items that cover `count` of them, in order."""
     for start in range(0, count, size):

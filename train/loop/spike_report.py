@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import TypedDict
 
@@ -86,11 +87,7 @@ def examine(
     losses = [document["loss"] for document in ordered]
     attributed = sum(not math.isfinite(loss) for loss in losses)
     if not attributed and len(losses) > 1:
-        mean = math.fsum(losses) / len(losses)
-        deviation = math.sqrt(
-            math.fsum((loss - mean) ** 2 for loss in losses) / (len(losses) - 1)
-        )
-        threshold = mean + SUSPICIOUS_DEVIATIONS * deviation
+        threshold = fmean(losses) + SUSPICIOUS_DEVIATIONS * stdev(losses)
         attributed = sum(loss > threshold for loss in losses)
     suspects = list(
         dict.fromkeys(document["id"] for document in ordered[: max(1, attributed)])

@@ -44,7 +44,6 @@ class Encoder(TransformersModule):
         self,
         ids: Tensor,
         head: Head = logits_head,
-        cache: None = None,
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
@@ -52,18 +51,11 @@ class Encoder(TransformersModule):
 
         Args:
             ids, head: see `Llama.forward`.
-            cache: must be None: later tokens change earlier hidden states, so nothing
-                can be cached.
             positions: (n, t) of each token in its document, negative for padding, which
                 no other token attends to. Without them a token attends to its whole
                 row.
             trained: ignored, as there are no experts.
-
-        Raises:
-            ValueError: a cache is given.
         """
-        if cache is not None:
-            raise ValueError("an encoder fills in masked tokens and cannot write text")
         inputs: dict[str, Any] = {"input_ids": ids}
         documents: Documents | None = None
         if positions is not None and not self.separates_documents:
@@ -98,10 +90,10 @@ class EncoderDecoder(TransformersModule):
         self,
         ids: Tensor,
         head: Head = logits_head,
-        cache: None = None,
         positions: Tensor | None = None,
         trained: Tensor | None = None,
-        decoder_ids: Tensor | None = None,
+        *,
+        decoder_ids: Tensor,
     ) -> Any:
         """Run the module and apply a head to the decoder's hidden states; see
         `Llama.forward`.
@@ -109,16 +101,11 @@ class EncoderDecoder(TransformersModule):
         Args:
             ids: (n, s) int64, inputs of the encoder.
             head: see `Llama.forward`.
-            cache: must be None.
             positions: (n, s), negative for padding, which no token attends to; no
                 padding without them.
             trained: ignored, as there are no experts.
             decoder_ids: (n, t) int64, inputs of the decoder.
         """
-        if cache is not None or decoder_ids is None:
-            raise ValueError(
-                "an encoder-decoder fills in hidden spans and cannot continue a text"
-            )
         hidden, matrix, _ = self.states(
             input_ids=ids,
             attention_mask=None if positions is None else positions >= 0,

@@ -55,8 +55,12 @@ def use_float8(
 
 
 def is_worth_it(module: nn.Module, name: str) -> bool:
-    """Return True for linear layers of blocks whose dimensions suit the kernels."""
+    """Return True for linear layers of blocks, but routers of experts, whose dimensions
+    suit the kernels.
+    """
     if not isinstance(module, nn.Linear) or ".layers." not in f".{name}":
+        return False
+    if name.endswith(".gate"):
         return False
     sizes = (module.in_features, module.out_features)
     return min(sizes) >= LEAST_WIDTH and not any(size % MULTIPLE for size in sizes)

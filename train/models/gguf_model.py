@@ -77,12 +77,11 @@ class Labels:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Tensor of the file: name, shape, and the conversion from one of our tensors."""
+    """Tensor of the file: name, shape, and function that reads it."""
 
     name: str
-    source: str
     shape: tuple[int, ...]
-    make: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    read: Callable[[], Tensor]
 
 
 def check_gguf(shape: Shape) -> None:
@@ -148,7 +147,11 @@ def write_gguf(
     check_gguf(shape)
     file = TensorFile(weights)
     architecture = ARCHITECTURES[family_of(shape)]
-    factors = None
+    pieces = [
+        piece
+        for name in file.names()
+        for piece in _pieces(file, name, shape, architecture)
+    ]
     if shape.rope_scaling is not None and shape.rope_scaling.kind == "llama3":
         # llama.cpp divides the frequencies by them.
         plain, stretched = (
@@ -157,18 +160,12 @@ def write_gguf(
             )[0]
             for scaling in (None, shape.rope_scaling)
         )
-        factors = (plain / stretched).numpy()
-    pieces = [
-        piece
-        for name in file.names()
-        for piece in _pieces(name, file.shape(name), shape, architecture)
-    ]
+        factors = plain / stretched
+        pieces.append(_Piece(ROPE_FACTORS, tuple(factors.shape), lambda: factors))
     tensors: list[tuple[_Piece, GGMLQuantizationType]] = [
         (piece, _type_of(piece, kind)) for piece in pieces
     ]
-    with foreign_file(
-        path, partial(_check_whole, len(tensors) + (factors is not None)), scratch
-    ) as local_path:
+    with foreign_file(path, partial(_check_whole, len(tensors)), scratch) as local_path:
         writer = gguf.GGUFWriter(local_path, architecture)
         _write_sizes(writer, shape)
         vocabulary = labels.vocabulary
@@ -194,18 +191,12 @@ def write_gguf(
             writer.add_tensor_info(
                 piece.name, size, np.dtype(np.uint8), math.prod(size), data_type
             )
-        if factors is not None:
-            writer.add_tensor_info(
-                ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes
-            )
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for piece, data_type in tensors:
-            matrix = piece.make(file.read(piece.source).float()).contiguous().numpy()
+            matrix = piece.read().float().contiguous().numpy()
             writer.write_tensor_data(gguf.quantize(matrix, data_type))
-        if factors is not None:
-            writer.write_tensor_data(factors)
         writer.close()
     return path.stat().st_size
 
@@ -226,11 +217,12 @@ def _check_whole(tensors: int, file: Path) -> None:
 
 
 def _pieces(
-    name: str, size: tuple[int, ...], shape: Shape, architecture: str
+    file: TensorFile, name: str, shape: Shape, architecture: str
 ) -> Iterator[_Piece]:
     """Tensors of the file for one of ours: expert matrices are stacked, gate and up
     projections separate.
     """
+    size = file.shape(name)
     if name in VOCABULARY_TENSORS:
         size = (shape.vocab_size, *size[1:])
     if GATE_UP in name:
@@ -238,18 +230,17 @@ def _pieces(
         half = size[1] // 2
         yield _Piece(
             f"{layer}.ffn_gate_exps.weight",
-            name,
             (size[0], half, size[2]),
-            lambda tensor: tensor[:, :half],
+            lambda: file.read(name)[:, :half],
         )
         yield _Piece(
             f"{layer}.ffn_up_exps.weight",
-            name,
             (size[0], half, size[2]),
-            lambda tensor: tensor[:, half:],
+            lambda: file.read(name)[:, half:],
         )
     elif DOWN in name:
-        yield _Piece(f"blk.{name.split('.')[2]}.ffn_down_exps.weight", name, size)
+        gguf_name = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
+        yield _Piece(gguf_name, size, lambda: file.read(name))
     else:
         gguf_name = _names(architecture, shape.layers).get_name(
             name, try_suffixes=(".weight", ".bias")
@@ -263,9 +254,11 @@ def _pieces(
             name.split(".")[-2]
         )
         if heads is not None and architecture == TURNS_NEIGHBOURS:
-            yield _Piece(gguf_name, name, size, partial(interleave_halves, heads=heads))
+            yield _Piece(
+                gguf_name, size, lambda: interleave_halves(file.read(name), heads)
+            )
         else:
-            yield _Piece(gguf_name, name, size, lambda tensor: tensor[: size[0]])
+            yield _Piece(gguf_name, size, lambda: file.read(name)[: size[0]])
 
 
 @cache

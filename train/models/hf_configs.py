@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,8 +30,8 @@ SIZES = {
 }
 """Our sizes -> their keys in a config.json."""
 
-EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp)\.experts\.(gate_up_proj|down_proj)")
-ROUTER = re.compile(r"(model\.layers\.\d+\.mlp)\.gate\.weight")
+EXPERTS = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")
+ROUTER = re.compile(r"(model\.layers\.\d+\.)mlp\.gate\.weight")
 SCALINGS = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -56,22 +55,19 @@ separately.
 """
 
 
-@dataclass(frozen=True)
-class ExpertNames:
-    """Names of a family's experts: module of a layer's feed-forward, and the three
-    matrices of an expert.
-    """
-
-    folder: str
-    gate: str
-    up: str
-    down: str
-
-
 EXPERT_NAMES = {
-    "mixtral": ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
-    "qwen3_moe": ExpertNames("mlp", "gate_proj", "up_proj", "down_proj"),
+    "mixtral": (
+        "block_sparse_moe",
+        {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
+    ),
+    "qwen3_moe": (
+        "mlp",
+        {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+    ),
 }
+"""Family with experts -> module of a layer's feed-forward, and our stacked matrices ->
+those of an expert.
+"""
 GLM = "glm"
 FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.)(gate|up)_proj\.weight")
 """Two of our matrices that GLM-4 fuses into `gate_up_proj`, gate first."""
@@ -346,17 +342,14 @@ def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
         return [[f"{fused[1]}gate_up_proj.weight"]]
     if family not in EXPERT_NAMES:
         return [[name]]
-    names = EXPERT_NAMES[family]
+    module, matrices = EXPERT_NAMES[family]
     if match := ROUTER.fullmatch(name):
-        return [[f"{_folder(match[1], names)}.gate.weight"]]
+        return [[f"{match[1]}{module}.gate.weight"]]
     if match := EXPERTS.fullmatch(name):
-        matrices = (
-            (names.gate, names.up) if match[2] == "gate_up_proj" else (names.down,)
-        )
         return [
             [
-                f"{_folder(match[1], names)}.experts.{number}.{matrix}.weight"
-                for matrix in matrices
+                f"{match[1]}{module}.experts.{number}.{matrix}.weight"
+                for matrix in matrices[match[2]]
             ]
             for number in range(shape.experts)
         ]
@@ -409,7 +402,3 @@ def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> Tensors:
         for expert, names in zip(tensor, parts, strict=True)
         for inner, piece in zip(names, torch.chunk(expert, len(names)), strict=True)
     }
-
-
-def _folder(ours: str, names: ExpertNames) -> str:
-    return ours.removesuffix("mlp") + names.folder

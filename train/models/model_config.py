@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from gristmill.mixtures.objectives.token_objectives import Kind as Kind
 from gristmill.mixtures.schema.model import Model, RopeScaling
@@ -131,6 +134,7 @@ class Shape:
     norm_topk_prob: bool = True
     published: Published | None = field(default=None, compare=False)
     kind: ClassVar[Kind] = "decoder"
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     def __post_init__(self) -> None:
         window = None if self.published is None else self.published.sliding_window
@@ -190,11 +194,6 @@ class Shape:
             6 * self.matrix_parameters
             + 12 * self.layers * self.attention_width * length
         )
-
-    @property
-    def is_plain_decoder(self) -> bool:
-        """True if tensor parallelism supports its forward pass."""
-        return not self.prefix_lm
 
     def _matrices(self, experts: int) -> int:
         """Weights of all matrices with this number of experts per block (0 if
@@ -360,17 +359,14 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
 
 def shape_to_json(shape: AnyShape) -> dict[str, object]:
     """Content of `config.json`."""
-    values = asdict(shape)
+    values: dict[str, object] = TypeAdapter(type(shape)).dump_python(shape, mode="json")
     if isinstance(shape, TransformersShape):
         return {TRANSFORMERS: values}
-    if isinstance(shape, OwnShape):
-        return {**values, OWN: shape.own.model_dump(mode="json")}
-    if shape.rope_scaling is not None:
-        values["rope_scaling"] = shape.rope_scaling.model_dump(mode="json")
-    if shape.published is None:
-        del values["published"]
-    if shape.norm_topk_prob:
-        del values["norm_topk_prob"]
+    if isinstance(shape, Shape):
+        if shape.published is None:
+            del values["published"]
+        if shape.norm_topk_prob:
+            del values["norm_topk_prob"]
     return values
 
 
@@ -378,25 +374,17 @@ def shape_from_json(config: ConfigJson) -> Shape:
     """Shape of a `config.json`.
 
     Raises:
-        ShapeError: a key is missing or unknown.
+        ShapeError: a key is missing, unknown, or has a value of the wrong kind.
     """
-    required = {key.name for key in fields(Shape) if key.default is MISSING}
-    missing = required - config.keys()
-    unknown = config.keys() - {key.name for key in fields(Shape)}
-    if missing or unknown:
-        parts = [
-            f"{verb} {', '.join(sorted(names))}"
-            for verb, names in (("lacks", missing), ("has", unknown))
-            if names
+    try:
+        return TypeAdapter(Shape).validate_json(json.dumps(config), strict=True)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in error.errors()
         ]
         raise ShapeError(
-            f"config.json {' and '.join(parts)}: it is neither of this version nor a "
+            f"config.json: {'; '.join(problems)}. It is neither of this version nor a "
             "model of transformers (with `model_type`); export the model with the "
             "version that saved it, or train it again"
-        )
-    values = dict(config)
-    if (scaling := config.get("rope_scaling")) is not None:
-        values["rope_scaling"] = RopeScaling.model_validate(scaling)
-    if (published := config.get("published")) is not None:
-        values["published"] = Published(**{**published, "eos": tuple(published["eos"])})
-    return Shape(**values)
+        ) from error

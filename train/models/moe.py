@@ -19,18 +19,6 @@ from gristmill.train.distributed.context_parallel import RowSplit
 from gristmill.train.models.model_config import Shape
 
 
-class Router(nn.Module):
-    """Linear layer with a softmax over experts."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape.experts, shape.width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., d) -> float32 probabilities (..., e)."""
-        return F.linear(x, self.weight).float().softmax(dim=-1)
-
-
 class Experts(nn.Module):
     """SwiGLU layers of all experts, each applied to its tokens in one grouped product.
 
@@ -86,7 +74,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.gate = Router(shape)
+        self.gate = nn.Linear(shape.width, shape.experts, bias=False)
         self.experts = Experts(shape)
         self.load: Tensor | None = None
         self.row_split: RowSplit | None = None
@@ -101,7 +89,7 @@ class MixtureOfExperts(nn.Module):
         """
         n, t, d = x.shape
         k = self.shape.experts_per_token
-        probabilities = self.gate(x)
+        probabilities = self.gate(x).float().softmax(dim=-1)
         weights, chosen = probabilities.topk(k, dim=-1)
         if self.shape.norm_topk_prob:
             weights = weights / weights.sum(dim=-1, keepdim=True)

@@ -46,7 +46,6 @@ class OwnModel(nn.Module):
         self,
         ids: Tensor,
         head: Head = logits_head,
-        cache: None = None,
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:

@@ -236,36 +236,19 @@ def write_model(
     Returns:
         bytes of all files.
     """
-    shards: list[dict[str, Planned]] = [{}]
-    shard_bytes = 0
-    for name, tensor in tensors.items():
-        if shard_bytes and tensor.size and shard_bytes + tensor.size > most_bytes:
-            shards.append({})
-            shard_bytes = 0
-        shards[-1][name] = tensor
-        shard_bytes += tensor.size
-    names = (
-        [WEIGHTS_FILE]
-        if len(shards) == 1
-        else [
-            f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            for number in range(1, len(shards) + 1)
-        ]
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda planned: planned.size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=most_bytes,
     )
-    for name, shard in zip(names, shards, strict=True):
-        write_tensors(folder / name, shard)
-    if len(shards) > 1:
+    for file, names in split.filename_to_tensors.items():
+        write_tensors(folder / file, {name: tensors[name] for name in names})
+    if split.is_sharded:
         write_json(
             folder / INDEX_FILE,
-            {
-                "metadata": {
-                    "total_size": sum(tensor.size for tensor in tensors.values())
-                },
-                "weight_map": {
-                    tensor: name
-                    for name, shard in zip(names, shards, strict=True)
-                    for tensor in shard
-                },
-            },
+            {"metadata": split.metadata, "weight_map": split.tensor_to_filename},
         )
-    return sum((folder / name).stat().st_size for name in names)
+    return sum((folder / file).stat().st_size for file in split.filename_to_tensors)

@@ -98,19 +98,6 @@ def empty_cache(
     return Cache(layers, 0, starts)
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight (Zhang & Sennrich 2019)."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class Attention(nn.Module):
     """Causal self-attention with grouped keys and values (Ainslie et al. 2023)."""
 
@@ -124,8 +111,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(query_width, shape.width, bias=False)
         if shape.qk_norm:
-            self.q_norm = RMSNorm(shape.head_width, shape.norm_eps)
-            self.k_norm = RMSNorm(shape.head_width, shape.norm_eps)
+            self.q_norm = nn.RMSNorm(shape.head_width, shape.norm_eps)
+            self.k_norm = nn.RMSNorm(shape.head_width, shape.norm_eps)
 
     def forward(
         self,
@@ -187,37 +174,16 @@ class OutputLayer(nn.Linear):
         return head(hidden, self.weight)
 
 
-class ShapedModel(nn.Module):
-    """Model that is called like the decoder (see Llama.forward).
-
-    Attributes:
-        shape: its sizes.
-        model: its layers and embeddings.
-        is_compiled: true if layers are compiled (see `configure`).
-    """
-
-    def __init__(self, shape: Shape, model: nn.Module) -> None:
-        super().__init__()
-        self.shape = shape
-        self.is_compiled = False
-        self.model: Any = model
-
-    @property
-    def blocks(self) -> list[Any]:
-        """Layers that are sharded, compiled and recomputed one by one."""
-        return list(self.model.layers.children())
-
-
 class Block(nn.Module):
-    """Layer of attention and feed-forward (or experts), each with a pre-norm and a
-    residual connection.
+    """Layer of attention and feed-forward (or experts), each with a pre-norm, x / rms(x)
+    * weight (Zhang & Sennrich 2019), and a residual connection.
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
+        self.input_layernorm = nn.RMSNorm(shape.width, shape.norm_eps)
         self.self_attn = Attention(shape)
-        self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(shape.width, shape.norm_eps)
         self.mlp = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
 
     def forward(
@@ -250,7 +216,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.width, shape.norm_eps)
+        self.norm = nn.RMSNorm(shape.width, shape.norm_eps)
 
     def forward(
         self,
@@ -275,18 +241,23 @@ class Decoder(nn.Module):
         return self.norm(hidden)
 
 
-class Llama(ShapedModel):
+class Llama(nn.Module):
     """Decoder language model. Padding rows of the vocabulary take no part: their logits
     are not computed.
 
     Attributes:
+        shape: its sizes.
+        is_compiled: true if layers are compiled (see `configure`).
         tensor_mesh: processes that split its matrices, if any (see parallel.tensor).
         row_split: processes that each compute a share of every row's tokens, if
             several; cached tokens are not split.
     """
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, Decoder(shape))
+        super().__init__()
+        self.shape = shape
+        self.is_compiled = False
+        self.model: Any = Decoder(shape)
         self.tensor_mesh: DeviceMesh | None = None
         self.row_split: RowSplit | None = None
         if not shape.tied_embeddings:
@@ -351,15 +322,19 @@ class Llama(ShapedModel):
         if self.tensor_mesh is not None:
             multiple *= self.tensor_mesh.size()
         if multiple > 1:
-            missing = padded_length(ids.shape[1], multiple) - ids.shape[1]
+            missing = -ids.shape[1] % multiple
             if missing and self.shape.experts and torch.is_grad_enabled():
                 raise RowSplitError(
                     f"engine.parallel.context: rows of {ids.shape[1]} tokens do not "
                     f"divide by {multiple}, and experts are not to be kept busy by "
                     "what is added; use lengths that do (mix.sequence_length)"
                 )
-            ids, positions = padded_to_multiple(multiple, ids, positions)
-            prefix = None if prefix is None else F.pad(prefix, (0, missing))
+            # Earlier tokens do not attend to padding at the end.
+            ids = F.pad(ids, (0, missing))
+            if positions is not None:
+                positions = F.pad(positions, (0, missing), value=-1)
+            if prefix is not None:
+                prefix = F.pad(prefix, (0, missing))
         filled = 0 if cache is None else cache.length
         places = torch.arange(filled, filled + ids.shape[1], device=ids.device)
         visible: Visible = None
@@ -383,6 +358,11 @@ class Llama(ShapedModel):
             shape.rotary_share,
         )
         return ids, rotary, visible
+
+    @property
+    def blocks(self) -> list[Any]:
+        """Layers that are sharded, compiled and recomputed one by one."""
+        return list(self.model.layers.children())
 
     def predict(self, hidden: Tensor, head: Head) -> Any:
         """Apply a head to hidden states (n, t, d) and the output matrix (padded v, d)."""
@@ -431,25 +411,6 @@ def visible_positions(starts: Tensor, first: int, t: int, both_ways: bool) -> Te
     real = columns[None, None, :] >= starts[:, None, None]
     itself = columns[None, :] == positions[:, None]
     return ((causal[None] & real) | itself[None]).unsqueeze(1)
-
-
-def padded_to_multiple(
-    size: int, ids: Tensor, positions: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Pad rows at the end, which earlier tokens do not attend to, to a multiple of
-    `size`.
-    """
-    missing = padded_length(ids.shape[1], size) - ids.shape[1]
-    if not missing:
-        return ids, positions
-    return F.pad(ids, (0, missing)), None if positions is None else F.pad(
-        positions, (0, missing), value=-1
-    )
-
-
-def padded_length(length: int, size: int) -> int:
-    """Next multiple of `size`."""
-    return length + -length % size
 
 
 def whole(tensor: Tensor) -> Tensor:

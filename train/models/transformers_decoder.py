@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from gristmill.core.files import is_local, write_json
 from gristmill.train.models.attention import document_numbers
@@ -140,16 +141,12 @@ def documents_as_rows(ids: Tensor, positions: Tensor) -> Documents:
     keys = document_numbers(positions) + ids.shape[1] * torch.arange(
         len(ids), device=ids.device
     ).unsqueeze(1)
-    starts = keys.diff(dim=1, prepend=keys[:, :1] - 1) != 0
-    columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    places = columns - columns.masked_fill(~starts, 0).cummax(dim=1).values
-    places = places.masked_fill(~real, 0)
-    rows = torch.zeros_like(ids)
-    rows[real] = keys[real].unique(return_inverse=True)[1]
-    documents = ids.new_zeros(int(rows.max()) + 1, int(places.max()) + 1)
-    mask = torch.zeros_like(documents)
-    documents[rows[real], places[real]] = ids[real]
-    mask[rows[real], places[real]] = 1
+    _, lengths = keys[real].unique_consecutive(return_counts=True)
+    documents = pad_sequence(ids[real].split(lengths.tolist()), batch_first=True)
+    columns = torch.arange(documents.shape[1], device=ids.device)
+    mask = (columns < lengths[:, None]).long()
+    rows, places = torch.zeros_like(ids), torch.zeros_like(ids)
+    rows[real], places[real] = mask.nonzero(as_tuple=True)
     return Documents(documents, mask, rows, places)
 
 
@@ -262,7 +259,6 @@ class TransformersDecoder(TransformersModule):
         self,
         ids: Tensor,
         head: Head = logits_head,
-        cache: None = None,
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.schema.model import Implementation, Initialisation
-from gristmill.mixtures.user_code import Own
 from gristmill.train.models.hf_configs import (
     UnknownArchitectureError,
     is_scorer,
@@ -84,7 +84,7 @@ def stored(folder: Path, implementation: Implementation = "auto") -> TensorOf:
     Raises:
         WeightsError: when called: a tensor is missing or has the wrong shape.
     """
-    config = _read_config(folder / SHAPE_FILE)
+    config = _read_config(folder)
     shape = read_shape(folder, implementation)
     family = config.get("model_type", "gristmill")
     if isinstance(shape, TransformersShape) and family == shape.family:
@@ -142,7 +142,7 @@ def read_shape(folder: Path, implementation: Implementation = "auto") -> StoredS
         gristmill.train.models.model_config.ShapeError: the model was saved by another
             version.
     """
-    config = _read_config(folder / SHAPE_FILE)
+    config = _read_config(folder)
     if OWN in config:
         raise WeightsError(
             f"{folder} is a model of code of its own, "
@@ -188,12 +188,13 @@ def read_shape(folder: Path, implementation: Implementation = "auto") -> StoredS
         ) from error
 
 
-def _read_config(path: Path) -> ConfigJson:
-    """Read a JSON object of a model's folder.
+def _read_config(folder: Path) -> ConfigJson:
+    """Read the config.json of a model's folder.
 
     Raises:
         WeightsError: the file is missing, or not a JSON object.
     """
+    path = folder / SHAPE_FILE
     try:
         config = read_json(path)
     except FileNotFoundError:
@@ -229,7 +230,7 @@ def check_model(
     """
     from gristmill.train.models.encoder import model_of
 
-    config = _read_config(folder / SHAPE_FILE)
+    config = _read_config(folder)
     if is_scorer(config):
         raise WeightsError(
             f"{folder} is a reward model, which scores texts and cannot write any"
@@ -311,16 +312,14 @@ def load_model(
     from gristmill.train.models.encoder import model_of
     from gristmill.train.models.own_model import INNER, build_own
 
-    config = _read_config(folder / SHAPE_FILE)
+    config = _read_config(folder)
     if runs_own_code and OWN in config:
         tensors = ModelTensors(folder)
-        own_model = build_own(
-            OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})
-        )
+        own_model = build_own(TypeAdapter(OwnShape).validate_python(config))
         fill_from(
             own_model, lambda name, size: tensors.read(name.removeprefix(INNER)), device
         )
-        return cast("Llama", own_model.to(device))
+        return cast("Llama", own_model)
     if is_scorer(config):
         raise WeightsError(
             f"{folder} is a reward model, which scores texts and cannot write any; "
@@ -337,26 +336,20 @@ def load_model(
     return cast("Llama", model)
 
 
-def fill_from(
-    model: nn.Module,
-    tensor_of: TensorOf,
-    device: str,
-) -> None:
+@torch.no_grad()
+def fill_from(model: nn.Module, tensor_of: TensorOf, device: str) -> None:
     """Set the parameters of a model, and its buffers that files have, to the values of
     `tensor_of`, frozen, in evaluation mode.
     """
-    values = dict[nn.Parameter, nn.Parameter]()
-    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        owner = model.get_submodule(name.rpartition(".")[0])
-        if parameter not in values:
-            values[parameter] = nn.Parameter(
-                tensor_of(name, parameter.shape).to(device, torch.float32),
-                requires_grad=False,
-            )
-        setattr(owner, name.rpartition(".")[2], values[parameter])
-    for name, buffer in stored_buffers(model).items():
-        buffer.copy_(tensor_of(name, buffer.shape))
-    model.to(device).eval()
+    allocate(model, device)
+    for name, tensor in stored_tensors(model).items():
+        tensor.copy_(tensor_of(name, tensor.shape))
+    model.requires_grad_(False).eval()
+
+
+def stored_tensors(model: nn.Module) -> Tensors:
+    """Parameters of a model, and its buffers that files have, by name."""
+    return {**dict(model.named_parameters()), **stored_buffers(model)}
 
 
 def stored_buffers(model: nn.Module) -> Tensors:

@@ -10,7 +10,7 @@ from torch import nn
 from gristmill.train.loop.objective import UNTRAINED, Measured
 from gristmill.train.models.model_config import TransformersShape
 from gristmill.train.objectives.losses import IGNORED, weighted_nll
-from gristmill.train.objectives.sft import AssistantTurns, PlacedTurns, Turns
+from gristmill.train.objectives.sft import AssistantTurns, Turns
 
 
 class DecodedAnswers(AssistantTurns):
@@ -42,7 +42,6 @@ class DecodedAnswers(AssistantTurns):
             positions=torch.where(columns < first, columns, -1),
             decoder_ids=decoder_ids,
         )
-        placed = PlacedTurns(ids, targets, counted, batch.sources, None)
         row_losses = torch.full(ids.shape, UNTRAINED, device=ids.device)
         row_losses[trained] = nll[is_answer]
-        return Measured(loss, self.sums(placed, nll), row_losses)
+        return Measured(loss, self.sums(batch, targets, counted, nll), row_losses)

@@ -32,6 +32,7 @@ from gristmill.core.files import json_digest, reserve, sha256_file
 from gristmill.mixtures.schema.posttraining import Distill
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.objective import UNTRAINED, Measured, Metrics
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.weights import SHAPE_FILE
@@ -203,12 +204,13 @@ def teacher_key(
         temperature, top_k: of the stored distributions; None stores all ids.
         vocab_size: number of ids that it predicts.
     """
-    files = sorted(
-        path
-        for path in teacher.iterdir()
-        if path.suffix == ".safetensors" or path.name == SHAPE_FILE
+    weights = json_digest(
+        {
+            path.name: sha256_file(path)
+            for path in teacher.iterdir()
+            if path.suffix == ".safetensors" or path.name == SHAPE_FILE
+        }
     )
-    weights = json_digest({path.name: sha256_file(path) for path in files})
     return {
         "weights": weights,
         "chat template and tokenizer": chat.digest,
@@ -233,7 +235,7 @@ class TeacherFiles:
     def __init__(
         self, folder: Path, masks: LossMasks, mode: Literal["r", "r+"] = "r"
     ) -> None:
-        self._starts = token_starts(masks)
+        self._starts = offsets_of(masks.trained_per_row)
         names = (LOGPS, IDS, REST) if (folder / IDS).exists() else (LOGPS,)
         self._parts = [np.load(folder / name, mmap_mode=mode) for name in names]
 
@@ -257,7 +259,7 @@ class TeacherFiles:
 
     def write(self, rows: np.ndarray, taught: Taught) -> None:
         """Write the distributions of some rows."""
-        places = token_places(self._starts, rows)
+        places = self._places(rows)
         for part, values in zip(
             self._parts, (taught.logps, taught.ids, taught.rest), strict=False
         ):
@@ -271,27 +273,17 @@ class TeacherFiles:
 
     def read(self, rows: np.ndarray) -> Taught:
         """Distributions of the trained tokens of some rows, in the given order."""
-        places = token_places(self._starts, rows)
+        places = self._places(rows)
         logps, *of_top_ids = (torch.from_numpy(part[places]) for part in self._parts)
         if not of_top_ids:
             return Taught(logps)
         ids, remainder = of_top_ids
         return Taught(logps, ids.long(), remainder)
 
-
-def token_starts(masks: LossMasks) -> np.ndarray:
-    """Number of trained tokens before each row, (rows + 1,) int64."""
-    return offsets_of(masks.trained_per_row)
-
-
-def token_places(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Indices, (m,) int64, of the trained tokens of some rows, in the given order."""
-    return np.concatenate(
-        [
-            np.empty(0, np.int64),
-            *(np.arange(starts[row], starts[row + 1]) for row in rows),
-        ]
-    )
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        """Indices, (m,) int64, of the trained tokens of some rows."""
+        ranges = (np.arange(*self._starts[row : row + 2]) for row in rows)
+        return np.concatenate([np.empty(0, np.int64), *ranges])
 
 
 @dataclass(frozen=True)
@@ -331,35 +323,35 @@ class TaughtTurns:
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
-        taught = self._teacher.read(rows if len(rows) else np.zeros(1, dtype=np.int64))
+        taught = self._teacher.read(or_first(rows))
         return TaughtBatch(self._turns.prepare(rows, cuts), taught.pinned())
 
     def loss(self, model: nn.Module, batch: TaughtBatch, scale: float) -> Measured:
         """See objective.Objective; the sums are mixed loss, divergence, and those of
         AssistantTurns.
         """
-        placed = self._turns.place(batch.turns)
-        weights = placed.counted * scale
+        turns, targets, counted = self._turns.place(batch.turns)
+        weights = counted * scale
         head = partial(
             distilled_nll,
-            targets=placed.targets,
+            targets=targets,
             weights=weights,
             taught=batch.taught.to(weights.device),
             settings=self._settings,
         )
         loss, nll, divergences = model(
-            placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1)
+            turns.ids, head, positions=turns.positions, trained=weights.sum(dim=1)
         )
         weight = self._settings.weight
         square = self._settings.temperature**2
         mixed = (1 - weight) * nll + weight * square * divergences
         loss_sums = torch.stack(
-            [(part * placed.counted).double().sum() for part in (mixed, divergences)]
+            [(part * counted).double().sum() for part in (mixed, divergences)]
         )
         return Measured(
             loss,
-            torch.cat((loss_sums, self._turns.sums(placed, nll))),
-            torch.where(placed.counted > 0, mixed, UNTRAINED),
+            torch.cat((loss_sums, self._turns.sums(turns, targets, counted, nll))),
+            torch.where(counted > 0, mixed, UNTRAINED),
         )
 
     def report(self, sums: Sequence[float], weight: float) -> Metrics:

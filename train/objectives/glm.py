@@ -15,9 +15,9 @@ in GLM-4, whose rotary embedding leaves half of the channels alone (docs/objecti
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +45,8 @@ SENTENCE_ENDS = ".?!;:\n"
 """Characters that end a sentence (blocklm_utils.py: contains_sentence_end)."""
 Span = tuple[int, int]
 """Start and end (exclusive)."""
+Numbers = Callable[[str, int], np.ndarray]
+"""Function from a purpose and a count to that many numbers of a row in [0, 1)."""
 
 
 class Marks(NamedTuple):
@@ -100,14 +102,16 @@ class Blanks:
             for name in ("length", "place", "long", "sentence", "order")
         }
         for number, (size, kind) in enumerate(
-            zip((read.positions >= 0).sum(axis=1), kinds, strict=True)
+            zip((read.positions >= 0).sum(axis=1), kinds.tolist(), strict=True)
         ):
             tokens = read.tokens[number, :size].astype(np.int64)
             spans = list[Span]()
-            row_draws = _Draws(keys, int(read.rows[number]), int(read.first[number]))
+            numbers = partial(
+                _numbers, keys, int(read.rows[number]), int(read.first[number])
+            )
             overflow = 1
             while len(tokens) and overflow > 0:
-                spans = self._spans(tokens, float(kind), row_draws)
+                spans = self._spans(tokens, kind, numbers)
                 if (overflow := len(tokens) + 2 * len(spans) - length) > 0:
                     # Fewer tokens also need fewer blanks.
                     tokens = tokens[
@@ -116,21 +120,17 @@ class Blanks:
                         )
                     ]
                     spans = []
-            order = np.argsort(row_draws.numbers("order", len(spans)), kind="stable")
-            row_kind = float(kind)
-            is_long = row_kind < self.section.document_share
-            is_short = row_kind >= self._not_short
+            order = np.argsort(numbers("order", len(spans)), kind="stable")
+            blank = self.marks.sentence_blank
+            if kind < self.section.document_share:
+                blank = self.marks.long_blank
+            elif kind >= self._not_short:
+                blank = self.marks.blank
             prefix_lengths[number] = self._lay(
                 tokens,
                 spans,
                 order,
-                (
-                    self.marks.long_blank
-                    if is_long
-                    else self.marks.blank
-                    if is_short
-                    else self.marks.sentence_blank
-                ),
+                blank,
                 inputs[number],
                 targets[number],
                 places[number],
@@ -183,13 +183,13 @@ class Blanks:
     def _not_short(self) -> float:
         return self.section.document_share + self.section.sentence_share
 
-    def _spans(self, tokens: np.ndarray, kind: float, row_draws: _Draws) -> list[Span]:
+    def _spans(self, tokens: np.ndarray, kind: float, numbers: Numbers) -> list[Span]:
         """Hidden spans of a row, ascending."""
         size = len(tokens)
         target_count = max(int(self.section.density * len(tokens)), 1)
         if kind < self.section.document_share:
             share = LEAST_LONG_BLANK + (1 - LEAST_LONG_BLANK) * float(
-                row_draws.numbers("long", 1)[0]
+                numbers("long", 1)[0]
             )
             return [(size - max(int(share * size), 1), size)]
         if kind < self._not_short:
@@ -207,7 +207,7 @@ class Blanks:
             sampled = list[Span]()
             hidden = 0
             for number in np.argsort(
-                row_draws.numbers("sentence", len(sentences)), kind="stable"
+                numbers("sentence", len(sentences)), kind="stable"
             ):
                 sampled.append(sentences[number])
                 hidden += sentences[number][1] - sentences[number][0]
@@ -215,7 +215,7 @@ class Blanks:
                     break
             return sorted(sampled)
         lengths = 1 + np.searchsorted(
-            self._lengths, row_draws.numbers("length", target_count), side="right"
+            self._lengths, numbers("length", target_count), side="right"
         )
         sums = lengths.cumsum()
         count = int(np.searchsorted(sums, target_count)) + 1
@@ -225,9 +225,7 @@ class Blanks:
             lengths[-1], size - (count - 1) - (sums[count - 1] - lengths[-1])
         )
         room = size - int(lengths.sum()) - (count - 1)
-        starts = np.sort(
-            (row_draws.numbers("place", count) * (room + 1)).astype(np.int64)
-        )
+        starts = np.sort((numbers("place", count) * (room + 1)).astype(np.int64))
         starts += np.concatenate(([0], lengths[:-1].cumsum())) + np.arange(count)
         return [
             (int(start), int(start + length))
@@ -244,19 +242,10 @@ class Blanks:
         return np.cumsum(weights) / np.sum(weights)
 
 
-@dataclass(frozen=True)
-class _Draws:
-    """Random numbers in [0, 1) of a row in a step, by purpose."""
-
-    keys: Mapping[str, int]
-    row: int
-    first: int
-
-    def numbers(self, name: str, count: int) -> np.ndarray:
-        """The first `count` numbers of a purpose (float64)."""
-        return draws(
-            self.keys[name], np.full(count, self.row), self.first + np.arange(count)
-        )
+def _numbers(
+    keys: Mapping[str, int], row: int, first: int, name: str, count: int
+) -> np.ndarray:
+    return draws(keys[name], np.full(count, row), first + np.arange(count))
 
 
 def blanks_of(
@@ -283,7 +272,7 @@ def blanks_of(
         ids[END],
         tokenizer.pad,
     )
-    special_ids = {*tokenizer.special_ids.values()}
+    special_ids = {*ids.values()}
     texts = tokenizer.tokenizer.decode_batch(
         [[number] for number in range(tokenizer.vocab_size)]
     )

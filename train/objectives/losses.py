@@ -126,16 +126,6 @@ def _compiled_logit_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     return torch.compile(_logit_gradients, fullgraph=True)
 
 
-def scaled_gradients(
-    ctx: Any, *gradients: Tensor
-) -> tuple[Tensor, Tensor | None, None, None, None, None]:
-    """Backward pass of a loss whose gradients were computed in the forward pass."""
-    hidden_gradient, matrix_gradient = ctx.saved_tensors
-    # In place, as autograd rejects a second backward pass.
-    of_matrix = matrix_gradient.mul_(gradients[0]) if ctx.needs_input_grad[1] else None
-    return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
-
-
 def chunked_gradients(
     hidden: Tensor,
     matrix: Tensor,
@@ -272,7 +262,12 @@ class _Differentiated(torch.autograd.Function):
         ctx.mark_non_differentiable(*others)
         return summed.sum(), *others
 
-    backward = staticmethod(scaled_gradients)
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        of_hidden, of_matrix = ctx.saved_tensors
+        # In place, as autograd rejects a second backward pass.
+        trained = of_matrix.mul_(gradients[0]) if ctx.needs_input_grad[1] else None
+        return of_hidden.mul_(gradients[0]), trained, None
 
 
 def weighted_sum(

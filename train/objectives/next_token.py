@@ -25,6 +25,7 @@ from gristmill.train.data.batch import (
     predicted_tokens,
 )
 from gristmill.train.distributed.context_parallel import TokenHead
+from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.objective import (
     UNTRAINED,
     Measured,
@@ -129,9 +130,8 @@ class NextToken:
         """Read rows, each split into `cuts` shorter rows; an empty micro-batch holds a
         row of weight zero.
         """
-        # Empty micro-batches are computed too, as forward and backward are collectives.
         real = bool(len(rows))
-        rows = rows if real else np.zeros(1, dtype=np.int64)
+        rows = or_first(rows)
         length = self.sequence_length // cuts
         filled = filled_tokens(self.packed, rows, cuts)
         positions = None

@@ -10,8 +10,8 @@ the policy, c0 and r0 under the frozen reference, each summed over the answer's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
@@ -112,7 +112,7 @@ def preference_loss(
     losses = (
         own_losses(kind, logps)
         if isinstance(kind, Own)
-        else LOSSES[kind](divergence_scores(logps, settings.divergence), settings)
+        else losses_of(kind, divergence_scores(logps, settings.divergence), settings)
     )
     if settings.sft_weight:
         # Per sequence, then over pairs: RPO's term (Pang et al. 2024, equation 1).
@@ -431,7 +431,7 @@ def loss_at_start(settings: LossSettings) -> float | None:
     if isinstance(settings.loss, Own) or settings.loss in REFERENCE_FREE:
         return None
     pair = PairLogps(*torch.zeros(4, 1), *torch.ones(2, 1))
-    return LOSSES[settings.loss](pair, settings).item()
+    return losses_of(settings.loss, pair, settings).item()
 
 
 def _log_one_minus_exp(x: Tensor) -> Tensor:
@@ -447,46 +447,45 @@ def _log_one_minus_exp(x: Tensor) -> Tensor:
     )
 
 
-def of_rewards(
-    loss: Callable[[Tensor, Tensor], Tensor],
-) -> Callable[[PairLogps, LossSettings], Tensor]:
-    """Loss of pairs from a loss of their rewards."""
-    return lambda pairs, settings: loss(*pairs.rewards(settings.beta))
-
-
-LOSSES: dict[PreferenceLoss, Callable[[PairLogps, LossSettings], Tensor]] = {
-    "sigmoid": lambda pairs, settings: dpo_loss(*pairs.sums, settings.beta),
-    "cdpo": lambda pairs, settings: dpo_loss(
-        *pairs.sums, settings.beta, settings.label_smoothing
-    ),
-    "robust": lambda pairs, settings: robust_dpo_loss(
-        *pairs.sums, settings.beta, settings.label_smoothing
-    ),
-    "hinge": lambda pairs, settings: hinge_loss(*pairs.sums, settings.beta),
-    "ipo": lambda pairs, settings: ipo_loss(*pairs.sums, settings.beta, *pairs.tokens),
-    "ipo_sum": lambda pairs, settings: ipo_loss(*pairs.sums, settings.beta),
-    "sigmoid_norm": lambda pairs, settings: normalised_dpo_loss(
-        *pairs.sums, *pairs.tokens, settings.beta
-    ),
-    "simpo": lambda pairs, settings: simpo_loss(
-        pairs.chosen, pairs.rejected, *pairs.tokens, settings.beta, settings.gamma_ratio
-    ),
-    "orpo": lambda pairs, settings: orpo_loss(
-        pairs.chosen, pairs.rejected, *pairs.tokens, settings.odds_weight
-    ),
-    "cpo": lambda pairs, settings: cpo_loss(
-        pairs.chosen, pairs.rejected, settings.beta
-    ),
-    "exo_pair": lambda pairs, settings: exo_loss(
-        *pairs.rewards(settings.beta), settings.label_smoothing
-    ),
-    "nca_pair": of_rewards(nca_loss),
-    "bco_pair": of_rewards(bco_loss),
-    "sppo_hard": lambda pairs, settings: sppo_loss(
-        *pairs.rewards(settings.beta), settings.beta
-    ),
-    "apo_zero": of_rewards(apo_zero_loss),
-    "apo_down": of_rewards(apo_down_loss),
-    "discopop": of_rewards(discopop_loss),
-}
-"""Losses by their names in a manifest."""
+def losses_of(kind: PreferenceLoss, pairs: PairLogps, settings: LossSettings) -> Tensor:
+    """Losses (n,) by their name in a manifest."""
+    beta = settings.beta
+    rewards = pairs.rewards(beta)
+    match kind:
+        case "sigmoid":
+            return dpo_loss(*pairs.sums, beta)
+        case "cdpo":
+            return dpo_loss(*pairs.sums, beta, settings.label_smoothing)
+        case "robust":
+            return robust_dpo_loss(*pairs.sums, beta, settings.label_smoothing)
+        case "hinge":
+            return hinge_loss(*pairs.sums, beta)
+        case "ipo":
+            return ipo_loss(*pairs.sums, beta, *pairs.tokens)
+        case "ipo_sum":
+            return ipo_loss(*pairs.sums, beta)
+        case "sigmoid_norm":
+            return normalised_dpo_loss(*pairs.sums, *pairs.tokens, beta)
+        case "simpo":
+            return simpo_loss(
+                *pairs.sums[:2], *pairs.tokens, beta, settings.gamma_ratio
+            )
+        case "orpo":
+            return orpo_loss(*pairs.sums[:2], *pairs.tokens, settings.odds_weight)
+        case "cpo":
+            return cpo_loss(*pairs.sums[:2], beta)
+        case "exo_pair":
+            return exo_loss(*rewards, settings.label_smoothing)
+        case "nca_pair":
+            return nca_loss(*rewards)
+        case "bco_pair":
+            return bco_loss(*rewards)
+        case "sppo_hard":
+            return sppo_loss(*rewards, beta)
+        case "apo_zero":
+            return apo_zero_loss(*rewards)
+        case "apo_down":
+            return apo_down_loss(*rewards)
+        case "discopop":
+            return discopop_loss(*rewards)
+    assert_never(kind)

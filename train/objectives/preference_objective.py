@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gristmill.core.object_stores import Warn
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.preference_rows import Drawn, PairRows
+from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
@@ -21,6 +22,20 @@ from gristmill.train.objectives.preference_losses import (
     preference_loss,
 )
 from gristmill.train.objectives.preference_report import DeclineAlarm
+
+MEANS = (
+    "loss",
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "logps/chosen",
+    "logps/rejected",
+    "fell/chosen",
+    "fell/rejected",
+    "log_ratio/chosen",
+    "log_ratio/rejected",
+)
+"""Metrics that are means over pairs, in the order of the sums."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,7 @@ class Preferences:
         warn: receives warnings that chosen answers keep becoming less likely.
     """
 
-    sums_length = 10
+    sums_length = len(MEANS)
 
     def __init__(
         self,
@@ -79,10 +94,10 @@ class Preferences:
         device: torch.device,
         warn: Warn = lambda message: None,
     ) -> None:
-        drawn = Drawn(rows, draws, seed)
+        drawn = Drawn(rows.ids, rows.num_tokens, draws, seed)
         self._numbers = drawn.numbers
         self.order = drawn.order
-        self.fingerprint = drawn.fingerprint
+        self.fingerprint = drawn.fingerprint(rows.fingerprint)
         self.num_tokens = drawn.num_tokens
         self.describe = drawn.describe
         self.blame = drawn.blame
@@ -100,8 +115,7 @@ class Preferences:
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedPairs:
         """Read a micro-batch of pairs; an empty one holds a pair of weight zero."""
-        # Empty micro-batches are computed too, as forward and backward are collectives.
-        pairs = self._numbers[rows if len(rows) else [0]]
+        pairs = self._numbers[or_first(rows)]
         ids, targets = self._rows.read(pairs)
         reference = torch.from_numpy(self._reference[pairs])
         return PaddedPairs(ids, targets, reference, bool(len(rows))).pinned()
@@ -109,9 +123,7 @@ class Preferences:
     def loss(self, model: nn.Module, batch: PaddedPairs, scale: float) -> Measured:
         """See objective.Objective.
 
-        The sums are loss, rewards (chosen, rejected), number ranked correctly,
-        log-probs (both), numbers below the reference (both), and log-ratios to the
-        reference per token (both).
+        The sums are those of MEANS.
         """
         batch = batch.to(self._device)
         head = partial(sequence_logps, targets=batch.targets)
@@ -140,30 +152,7 @@ class Preferences:
         from the reference, its negative is an unbiased estimate of KL(reference ||
         policy) per token.
         """
-        (
-            loss,
-            chosen,
-            rejected,
-            right,
-            chosen_logp,
-            rejected_logp,
-            chosen_fell,
-            rejected_fell,
-            chosen_ratio,
-            rejected_ratio,
-        ) = (value / weight for value in sums)
-        line = {
-            "loss": loss,
-            "rewards/chosen": chosen,
-            "rewards/rejected": rejected,
-            "rewards/margins": chosen - rejected,
-            "rewards/accuracies": right,
-            "logps/chosen": chosen_logp,
-            "logps/rejected": rejected_logp,
-            "fell/chosen": chosen_fell,
-            "fell/rejected": rejected_fell,
-            "log_ratio/chosen": chosen_ratio,
-            "log_ratio/rejected": rejected_ratio,
-        }
+        line = {name: value / weight for name, value in zip(MEANS, sums, strict=True)}
+        line["rewards/margins"] = line["rewards/chosen"] - line["rewards/rejected"]
         self._alarm.look(line)
         return line

@@ -49,10 +49,8 @@ def measured_again(ids: Sequence[str], held_out: np.ndarray, most: int) -> np.nd
     trained = sorted(
         np.flatnonzero(~held_out).tolist(), key=lambda number: (ids[number], number)
     )
-    return np.sort(
-        np.concatenate(
-            [np.flatnonzero(held_out), np.array(trained[:most], dtype=np.int64)]
-        )
+    return np.array(
+        sorted([*np.flatnonzero(held_out).tolist(), *trained[:most]]), np.int64
     )
 
 
@@ -69,35 +67,12 @@ def pair_rewards(
         section: loss and its settings.
     """
     columns = [
-        torch.from_numpy(np.ascontiguousarray(part[:, place], dtype=np.float32))
+        column
         for part in (logps, reference, tokens)
-        for place in (0, 1)
+        for column in torch.from_numpy(part).float().unbind(1)
     ]
     _, chosen, rejected = preference_loss(PairLogps(*columns), section)
     return torch.stack([chosen, rejected], dim=1).numpy()
-
-
-def pair_margins(
-    ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, rewards: np.ndarray
-) -> pa.Table:
-    """Row per pair: `id`, `set`, `held_out`, the rewards `chosen` and `rejected`, and
-    `margin`.
-
-    Args:
-        ids, sets: id and set name of each of n pairs.
-        held_out: (n,) bool.
-        rewards: (n, 2) float32, or scores; chosen first.
-    """
-    return pa.table(
-        {
-            "id": ids,
-            "set": sets,
-            "held_out": held_out,
-            "chosen": rewards[:, 0],
-            "rejected": rewards[:, 1],
-            "margin": rewards[:, 0] - rewards[:, 1],
-        }
-    )
 
 
 class MarginFigures(TypedDict):
@@ -136,23 +111,39 @@ class MarginSummary(TypedDict):
 
 
 def write_margins(
-    path: Path, table: pa.Table, records: Mapping[str, Mapping[str, Any]]
+    path: Path,
+    records: Sequence[Mapping[str, Any]],
+    sets: Sequence[str],
+    held_out: np.ndarray,
+    rewards: np.ndarray,
 ) -> MarginSummary:
-    """Write the table and return its summary.
+    """Write a table with a row per pair: `id`, `set`, `held_out`, the rewards `chosen`
+    and `rejected`, and `margin`; returns its summary.
 
     Args:
         path: destination.
-        table: from `pair_margins`.
-        records: examples by id, at least those of the table.
+        records: examples of n pairs.
+        sets: set name of each.
+        held_out: (n,) bool.
+        rewards: (n, 2) float32, or scores; chosen first.
     """
+    by_id = {record["id"]: record for record in records}
+    table = pa.table(
+        {
+            "id": [record["id"] for record in records],
+            "set": sets,
+            "held_out": held_out,
+            "chosen": rewards[:, 0],
+            "rejected": rewards[:, 1],
+            "margin": rewards[:, 0] - rewards[:, 1],
+        }
+    )
     write_table(path, table)
     # Smallest first, ties by id.
-    order = np.lexsort((np.array(table["id"].to_pylist()), table["margin"].to_numpy()))[
-        :SHOWN
-    ]
-    worst = table.take(order).to_pylist()
+    ascending = [("margin", "ascending"), ("id", "ascending")]
+    worst = table.sort_by(ascending).slice(0, SHOWN).to_pylist()
     for line in worst:
-        record = records[line["id"]]
+        record = by_id[line["id"]]
         # the last turn of the prompt, and the answers
         for name in ("prompt", "chosen", "rejected"):
             text = record[name][-1]["content"]
@@ -160,27 +151,26 @@ def write_margins(
                 text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..."
             )
     margins = table["margin"].to_numpy().astype(np.float64)
-    is_out = table["held_out"].to_numpy()
-    set_names = np.array(table["set"].to_pylist())
+    set_names = np.array(sets)
     right = margins > 0
-    sets = []
-    for name in dict.fromkeys(table["set"].to_pylist()):
+    set_margins = []
+    for name in dict.fromkeys(sets):
         in_set = set_names == name
-        set_margins: SetMargins = {"name": name}
-        if (in_set & is_out).any():
-            set_margins["held_out"] = _figures_of(margins[in_set & is_out])
-        if (in_set & ~is_out).any():
-            set_margins["trained"] = _figures_of(margins[in_set & ~is_out])
-        sets.append(set_margins)
+        of_set: SetMargins = {"name": name}
+        if (in_set & held_out).any():
+            of_set["held_out"] = _figures_of(margins[in_set & held_out])
+        if (in_set & ~held_out).any():
+            of_set["trained"] = _figures_of(margins[in_set & ~held_out])
+        set_margins.append(of_set)
     return {
         "measured": len(table),
         "worst": worst,
         "right": {
             name: share
-            for name, part in (("trained", ~is_out), ("held_out", is_out))
+            for name, part in (("trained", ~held_out), ("held_out", held_out))
             if (share := share_with_interval(right[part])) is not None
         },
-        "sets": sets,
+        "sets": set_margins,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.mixtures.schema.rl import Reward
-from gristmill.tokenize.shuffle import Order
 from gristmill.train.data.conversation_tokens import fingerprint_of, padded
 from gristmill.train.data.pairs import Pair
+from gristmill.train.data.preference_rows import Drawn
 from gristmill.train.distributed.fsdp import measured_by_all
 from gristmill.train.distributed.process_groups import World
-from gristmill.train.loop.objective import Measured, ReadDocument, mean_of_trained
+from gristmill.train.loop.batch_plan import or_first
+from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.reward_model import scores
 from gristmill.train.objectives.preference_objective import measured_pairs
@@ -82,7 +83,19 @@ class RewardPairs:
         flops_per_token: float,
         device: torch.device,
     ) -> None:
-        self.order = Order([len(pairs)], seed)
+        drawn = Drawn(
+            [pair.example["id"] for pair in pairs],
+            np.array(
+                [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs],
+                np.int64,
+            ),
+            [np.arange(len(pairs))],
+            seed,
+        )
+        self.order = drawn.order
+        self.num_tokens = drawn.num_tokens
+        self.describe = drawn.describe
+        self.blame = drawn.blame
         self.fingerprint = fingerprint_of(
             part for pair in pairs for part in (pair.chosen, pair.rejected)
         )
@@ -92,25 +105,14 @@ class RewardPairs:
         self._pad = pad
         self._device = device
         self._section = section
-        self._lengths = np.array(
-            [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs],
-            dtype=np.int64,
-        )
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Number of pairs."""
         return float(len(rows))
 
-    def num_tokens(self, rows: np.ndarray) -> int:
-        """Number of tokens of both conversations, without padding."""
-        return int(self._lengths[rows].sum())
-
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
         """Pad a micro-batch of pairs; an empty one holds a pair of weight zero."""
-        # Empty micro-batches are computed too, as forward and backward are collectives.
-        pairs = (
-            [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]
-        )
+        pairs = [self._pairs[row] for row in or_first(rows).tolist()]
         ids = answer_ids(pairs, self._pad, self.sequence_length)
         return PaddedAnswers(ids, bool(len(rows))).pinned()
 
@@ -137,21 +139,6 @@ class RewardPairs:
             "scores/rejected": rejected,
         }
 
-    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
-        """Ids of pairs."""
-        return {"examples": [self._pairs[row].example["id"] for row in rows]}
-
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
-        """Pairs with their losses."""
-        return [
-            {
-                "id": self._pairs[row].example["id"],
-                "loss": mean_of_trained(losses),
-                "tokens": int(self._lengths[row]),
-            }
-            for row, losses in zip(rows.tolist(), row_losses, strict=True)
-        ]
-
 
 def answer_ids(pairs: Sequence[Pair], pad: int, length: int) -> Tensor:
     """Ids of n pairs, (2n, t): all chosen answers, then all rejected answers."""
@@ -159,7 +146,7 @@ def answer_ids(pairs: Sequence[Pair], pad: int, length: int) -> Tensor:
         [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
         pad,
         length,
-    )[0]
+    )
 
 
 def pair_scores(

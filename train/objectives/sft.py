@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import read_turns
+from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.objective import (
     UNTRAINED,
     Measured,
@@ -51,24 +52,6 @@ class Turns(TensorBatch):
     real: bool
 
 
-@dataclass(frozen=True)
-class PlacedTurns:
-    """A micro-batch on the device.
-
-    Attributes:
-        ids: (n, t) int64.
-        targets: (n, t) int64, IGNORED where nothing is trained.
-        counted: (n, t) float32, 1 for trained tokens that count, else 0.
-        sources, positions: see Turns.
-    """
-
-    ids: Tensor
-    targets: Tensor
-    counted: Tensor
-    sources: Tensor
-    positions: Tensor | None
-
-
 class AssistantTurns:
     """Cross-entropy over trained tokens (see objective.Objective).
 
@@ -103,9 +86,8 @@ class AssistantTurns:
         """Read a micro-batch, cut to its longest row; an empty one holds a row of
         weight zero.
         """
-        # Empty micro-batches are computed too, as forward and backward are collectives.
         real = bool(len(rows))
-        rows = rows if real else np.zeros(1, dtype=np.int64)
+        rows = or_first(rows)
         ids, trained, positions = read_turns(self.packed, self.masks, rows)
         return Turns(
             pinned(ids),
@@ -119,35 +101,36 @@ class AssistantTurns:
         """See objective.Objective; the sums are the total loss, and loss, trained
         tokens and bytes per set.
         """
-        placed = self.place(batch)
-        weights = placed.counted * scale
+        batch, targets, counted = self.place(batch)
+        weights = counted * scale
         fused = bool(getattr(model, "is_compiled", False))
-        head = partial(
-            weighted_nll, targets=placed.targets, weights=weights, fused=fused
-        )
+        head = partial(weighted_nll, targets=targets, weights=weights, fused=fused)
         loss, nll = model(
-            placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1)
+            batch.ids, head, positions=batch.positions, trained=weights.sum(dim=1)
         )
         return Measured(
             loss,
-            self.sums(placed, nll),
-            torch.where(placed.counted > 0, nll, UNTRAINED),
+            self.sums(batch, targets, counted, nll),
+            torch.where(counted > 0, nll, UNTRAINED),
         )
 
-    def place(self, batch: Turns) -> PlacedTurns:
-        """Copy a micro-batch to the device, with its targets."""
+    def place(self, batch: Turns) -> tuple[Turns, Tensor, Tensor]:
+        """Micro-batch on the device, its targets, IGNORED where nothing is trained, and
+        1 for trained tokens that count, else 0, (n, t) each.
+        """
         batch = batch.to(self._token_bytes.device)
         targets = next_tokens(batch.ids, batch.trained)
-        counted = (targets != IGNORED).float() * float(batch.real)
-        return PlacedTurns(batch.ids, targets, counted, batch.sources, batch.positions)
+        return batch, targets, (targets != IGNORED).float() * float(batch.real)
 
-    def sums(self, placed: PlacedTurns, nll: Tensor) -> Tensor:
+    def sums(
+        self, batch: Turns, targets: Tensor, counted: Tensor, nll: Tensor
+    ) -> Tensor:
         """Total loss, and loss, trained tokens and bytes per set, from the losses of
         tokens (n, t).
         """
-        num_bytes = self._token_bytes[placed.targets.clamp(min=0)]
+        num_bytes = self._token_bytes[targets.clamp(min=0)]
         return sums_by_source(
-            nll, placed.counted, num_bytes, placed.sources, len(self.packed.sources)
+            nll, counted, num_bytes, batch.sources, len(self.packed.sources)
         )
 
     def report(self, sums: Sequence[float], weight: float) -> Metrics:

@@ -104,15 +104,14 @@ class Corruption:
             s = corrupted.inputs.shape[1]
             t = corrupted.targets.shape[1]
             input_lengths[rows] = s
-            if not self.joined:
-                inputs[rows, :s], targets[rows, :t], places[rows, :t] = corrupted
-                continue
-            # The last input token predicts the first target.
             inputs[rows, :s] = corrupted.inputs
-            inputs[rows, s : s + t] = corrupted.targets
-            at = slice(s - 1, s - 1 + t)
-            targets[rows, at] = corrupted.targets
-            places[rows, at] = corrupted.places
+            first = 0
+            if self.joined:
+                # The last input token predicts the first target.
+                first = s - 1
+                inputs[rows, s : s + t] = corrupted.targets
+            targets[rows, first : first + t] = corrupted.targets
+            places[rows, first : first + t] = corrupted.places
         is_seen = np.arange(widths[0]) < input_lengths[:, None]
         if self.joined:
             return Laid(inputs, targets, prefix=is_seen, places=places)

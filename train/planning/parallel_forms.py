@@ -140,7 +140,7 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
     parallelism splits rows within a machine, into two chunks per process, if lengths
     divide. Both need a plain decoder, and the first one without experts.
     """
-    split_matrices = shape.is_plain_decoder and not shape.experts
+    split_matrices = not (shape.prefix_lm or shape.experts)
     for tensor in _divisors(gpus) if split_matrices else [1]:
         if (
             tensor > GPUS_PER_MACHINE
@@ -148,7 +148,7 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
             or shape.ffn_width % tensor
         ):
             continue
-        for context in _divisors(gpus // tensor) if shape.is_plain_decoder else [1]:
+        for context in [1] if shape.prefix_lm else _divisors(gpus // tensor):
             data = gpus // tensor // context
             if (
                 rows % data

@@ -19,6 +19,7 @@ from torch import nn
 from gristmill.core.files import canonical_json
 from gristmill.mixtures.schema.rl import Curriculum, Rl
 from gristmill.mixtures.user_code import name_of
+from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.objective import Measured, ReadDocument
 from gristmill.train.rl.policy import answer_distributions, opinion_of
 from gristmill.train.rl.policy_gradient import (
@@ -94,12 +95,7 @@ class Reinforcement:
         reward.
         """
         real = float(bool(len(batch)))
-        # An empty micro-batch computes too: its passes are collective operations.
-        places = (
-            answers_of_rows(batch, self._section)
-            if len(batch)
-            else np.zeros(1, dtype=np.int64)
-        )
+        places = answers_of_rows(or_first(batch), self._section)
         part = self._rollouts.part(places).to(self._device)
         section = self._section
         beta = section.beta

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.documents import Inputs
@@ -224,9 +225,7 @@ def _score(
             conversation[: model.shape.sequence_length]
             for conversation in conversations[part]
         ]
-        ids = torch.full((len(batch), max(map(len, batch))), pad, dtype=torch.int64)
-        for row, tokens in enumerate(batch):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
+        ids = pad_sequence(list(map(torch.tensor, batch)), True, padding_value=pad)
         chunks.append(scores(model, ids.to(device), pad).float().cpu())
     return torch.cat(chunks)
 

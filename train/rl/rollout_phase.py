@@ -93,15 +93,13 @@ class Actor:
             return
         section = self.section
         rollouts = self.rollouts
-        count = self.section.rollouts_per_batch // self.section.group_size
+        count = section.rollouts_per_batch // section.group_size
         numbers = (
-            self.order.rows(
-                np.arange(batch * count, (batch + 1) * count, dtype=np.int64)
-            )
-            if (self.choice is None)
+            self.order.span(batch * count, count)
+            if self.choice is None
             else self.choice.choose(count)
         )
-        prompts = np.repeat(numbers, self.section.group_size)
+        prompts = np.repeat(numbers, section.group_size)
         chosen = [self.prompts[number] for number in prompts]
         answers = self._kept(batch, chosen) or self.draw(
             chosen,
@@ -118,8 +116,7 @@ class Actor:
         )
         rollouts.put(prompts, [prompt.ids for prompt in chosen], answers)
         rollouts.rewards.copy_(self.reward(chosen, answers))
-        weights = torch.tensor([reward.weight for reward in section.rewards])
-        rollouts.totals.copy_(rollouts.rewards @ weights)
+        rollouts.totals.copy_(self._totals(rollouts.rewards))
         if self.choice is not None and section.curriculum is not None:
             passed = (rollouts.totals >= section.curriculum.passed_at).view(
                 -1, section.group_size
@@ -127,24 +124,24 @@ class Actor:
             self.choice.learn(
                 prompts[:: section.group_size].tolist(), passed.float().mean(dim=1)
             )
-        self.rollouts.old.copy_(self._logps(self.model))
+        rollouts.old.copy_(self._logps(self.model))
         if self.teacher is not None:
             ask = partial(self.teacher.logps, rollouts)
-            self.rollouts.reference.copy_(on_first(ask, self.world))
-        elif self.section.needs_reference:
+            rollouts.reference.copy_(on_first(ask, self.world))
+        elif section.needs_reference:
             with (
                 nullcontext()
                 if self.reference is not None
                 else without_adapters(self.model)
             ):
-                self.rollouts.reference.copy_(self._logps(self.reference or self.model))
+                rollouts.reference.copy_(self._logps(self.reference or self.model))
         learn_from(rollouts, section)
         rollouts.batch.fill_(batch)
         if self.world.is_first:
             advantages = rollouts.advantages.sum(dim=1) / rollouts.mask.sum(
                 dim=1
             ).clamp(min=1)
-            entries = self.shown(chosen, answers, rollouts.rewards, rollouts.totals)
+            entries = self.shown(chosen, answers, rollouts.rewards)
             keep_batch(
                 self.folder,
                 batch,
@@ -211,7 +208,6 @@ class Actor:
         prompts: Sequence[Prompt],
         answers: Sequence[Generated],
         rewards: Tensor,
-        totals: Tensor,
     ) -> list[AnswerRow]:
         """Answers for saving."""
         names = [name_of(reward) for reward in self.section.rewards]
@@ -223,11 +219,15 @@ class Actor:
                 "right": prompt.answer,
                 "ended": answer.ended,
                 "tokens": answer.num_drawn,
-                "reward": float(total),
+                "reward": total,
                 "rewards": dict(zip(names, answer_rewards, strict=True)),
             }
             for prompt, answer, answer_rewards, total in zip(
-                prompts, answers, rewards.tolist(), totals.tolist(), strict=True
+                prompts,
+                answers,
+                rewards.tolist(),
+                self._totals(rewards).tolist(),
+                strict=True,
             )
         ]
         if self.section.tools:
@@ -240,10 +240,13 @@ class Actor:
         """The policy's greedy answer to each prompt with its rewards, as in `shown`."""
         answers = self.draw(prompts, [Sampling()] * len(prompts))
         rewards = self.reward(prompts, answers)
-        totals = rewards @ torch.tensor(
+        return self.shown(prompts, answers, rewards)
+
+    def _totals(self, rewards: Tensor) -> Tensor:
+        """Weighted sums of rewards, (n,)."""
+        return rewards @ torch.tensor(
             [reward.weight for reward in self.section.rewards]
         )
-        return self.shown(prompts, answers, rewards, totals)
 
     def _logps(self, model: nn.Module) -> Tensor:
         section = self.section

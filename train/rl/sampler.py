@@ -24,7 +24,11 @@ from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.models.encoder import model_of
 from gristmill.train.models.model_config import StoredShape
-from gristmill.train.models.weights import allocate, stored_buffers
+from gristmill.train.models.weights import (
+    allocate,
+    stored_buffers,
+    stored_tensors,
+)
 from gristmill.train.rl.multi_turn import Asked, Dialogue
 from gristmill.train.rl.rollout import Generated
 
@@ -60,7 +64,7 @@ class Engine:
     @torch.no_grad()
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load the policy's current weights, by name."""
-        tensors = dict(self._copy.named_parameters()) | stored_buffers(self._copy)
+        tensors = stored_tensors(self._copy)
         for name, tensor in weights:
             tensors[name].copy_(tensor)
 

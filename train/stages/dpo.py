@@ -44,7 +44,6 @@ from gristmill.train.objectives.preference_report import (
     MarginSummary,
     decline_of,
     measured_again,
-    pair_margins,
     pair_rewards,
     write_margins,
 )
@@ -172,13 +171,10 @@ def run(
             )
             margins = write_margins(
                 out / MARGINS,
-                pair_margins(
-                    [rows.ids[pair] for pair in measured],
-                    [data.sources[set_number] for set_number in rows.sets[measured]],
-                    is_out[measured],
-                    rewards,
-                ),
-                {rows.ids[pair]: records[pair] for pair in measured},
+                [records[pair] for pair in measured],
+                [data.sources[set_number] for set_number in rows.sets[measured]],
+                is_out[measured],
+                rewards,
             )
             write_holdout(
                 out / HOLDOUT,

@@ -347,15 +347,12 @@ def exported_tensors(
             part_shapes.setdefault(inner, {})[name] = part.shape
     return {
         inner: Planned(
-            dtype, joined_shape([*parts.values()]), partial(join_parts, inner, [*parts])
+            dtype,
+            (sum(size[0] for size in parts.values()), *next(iter(parts.values()))[1:]),
+            partial(join_parts, inner, [*parts]),
         )
         for inner, parts in part_shapes.items()
     }
-
-
-def joined_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
-    """Shape of tensors concatenated by rows."""
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def model_card(

@@ -24,7 +24,7 @@ from gristmill.train.models.weights import (
     WeightsError,
     check_model,
     stored,
-    stored_buffers,
+    stored_tensors,
 )
 from gristmill.train.stages.stage_inputs import MODEL, Inputs
 from gristmill.train.stages.trained_models import ModelFigures, describe_model
@@ -63,19 +63,14 @@ def run(
         )
     with torch.device("meta"):
         model = model_of(shape)
-    sizes = {
-        name: tensor.shape
-        for name, tensor in (
-            *model.named_parameters(),
-            *stored_buffers(model).items(),
-        )
-    }
     read = stored(folder, given.implementation)
     write_tensors(
         out / MODEL / WEIGHTS_FILE,
         {
-            name: Planned(torch.float32, tuple(size), partial(read, name, size))
-            for name, size in sizes.items()
+            name: Planned(
+                torch.float32, tuple(tensor.shape), partial(read, name, tensor.shape)
+            )
+            for name, tensor in stored_tensors(model).items()
         },
     )
     write_json(out / MODEL / SHAPE_FILE, shape_to_json(shape))

@@ -61,7 +61,6 @@ from gristmill.train.objectives.preference_report import (
     MARGINS,
     MarginSummary,
     measured_again,
-    pair_margins,
     write_margins,
 )
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
@@ -240,13 +239,10 @@ def run(
             )
             margins = write_margins(
                 out / MARGINS,
-                pair_margins(
-                    [ids[pair] for pair in measured],
-                    [usable[pair][1] for pair in measured],
-                    is_out[measured],
-                    scores,
-                ),
-                {pair.example["id"]: pair.example for pair in pairs},
+                [pairs[pair].example for pair in measured],
+                [usable[pair][1] for pair in measured],
+                is_out[measured],
+                scores,
             )
     return {
         **summary,

@@ -281,8 +281,8 @@ def run(
                 for line in read_lines(context.work / METRICS)
                 if "reward" in line
             ]
-            gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
-            last = batches_of(section) - 1
+            batches = -(-section.steps // section.updates_per_batch)
+            gather_batches(context.work / BATCHES, batches, out / ANSWERS)
             write_json(
                 out / ROLLOUTS,
                 {
@@ -293,8 +293,8 @@ def run(
                                 : SHOWN_GROUPS * section.group_size
                             ],
                         }
-                        for batch in range(last + 1)
-                        if batch % section.samples_every == 0 or batch == last
+                        for batch in range(batches)
+                        if batch % section.samples_every == 0 or batch == batches - 1
                     ],
                     "before": before,
                     "after": after,
@@ -336,8 +336,3 @@ def run(
         "first_rewards": rewarded[0] if rewarded else {},
         "last_rewards": rewarded[-1] if rewarded else {},
     }
-
-
-def batches_of(section: Rl) -> int:
-    """Number of batches of prompts."""
-    return -(-section.steps // section.updates_per_batch)

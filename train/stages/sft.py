@@ -24,6 +24,7 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.posttraining import Distill, Tuning
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
+from gristmill.train.data.example_rows import piece_ids
 from gristmill.train.data.labelled_texts import CLASSES
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
@@ -122,15 +123,9 @@ def run(
         objective = make_turns(rows, section.key_seed, token_bytes, flops)
         section = section.in_steps(objective.order.total)
         if world.is_first:
-            ids_by_row: list[list[str]] = [[] for _ in range(rows.rows)]
-            pieces = rows.pieces(np.arange(rows.rows, dtype=np.int64))
-            for row, example_id in zip(
-                pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True
-            ):
-                ids_by_row[row].append(example_id.hex())
-            write_example_ids(
-                out, [" ".join(row) for row in ids_by_row], rows.rows_per_source
-            )
+            ids = piece_ids(rows, np.arange(rows.rows, dtype=np.int64))
+            examples = [" ".join(map(bytes.hex, ids[row])) for row in range(rows.rows)]
+            write_example_ids(out, examples, rows.rows_per_source)
         student_objective = (
             objective
             if section.distill is None

@@ -47,7 +47,6 @@ from gristmill.train.data.example_rows import (
     Row,
     copies,
     packed_rows,
-    piece_of,
     quotas,
     replay_count,
     replayed_rows,
@@ -149,8 +148,7 @@ def run(
     )
 
     def packed(conversations: Sequence[Conversation]) -> list[Row]:
-        pieces = [piece_of(conversation) for conversation in conversations]
-        return packed_rows(pieces, length, packing == "best_fit")
+        return packed_rows(conversations, length, packing == "best_fit")
 
     rows = {
         name: packed(conversations)

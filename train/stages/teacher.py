@@ -136,14 +136,14 @@ def run(
             for batch in micro_batches(
                 rows, world.data_rank, world.data_size, section.micro_batch_size
             ):
-                placed = objective.place(objective.prepare(batch))
+                turns, targets, _ = objective.place(objective.prepare(batch))
                 head = partial(
                     distributions,
-                    targets=placed.targets,
+                    targets=targets,
                     temperature=section.temperature,
                     top_k=kept,
                 )
-                taught, label_nll = model(placed.ids, head, positions=placed.positions)
+                taught, label_nll = model(turns.ids, head, positions=turns.positions)
                 if len(batch) and world.counts:
                     files.write(batch, taught)
                     sums[0] += label_nll.double().sum()

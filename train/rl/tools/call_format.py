@@ -26,7 +26,7 @@ from gristmill.tokenize.chat_template import (
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 
 PROBE_ANSWER = "Probed."
-HERMES = "<tool_call>", "</tool_call>", "name", "arguments"
+HERMES = "<tool_call>", "name", "arguments"
 ASKING = (
     'To call a tool, write:\n<tool_call>\n{"name": NAME, "arguments": '
     "{...}}\n</tool_call>"
@@ -65,7 +65,7 @@ class CallFormat:
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._opening, self._closing, self._name, self._arguments = HERMES
+        self._opening, self._name, self._arguments = HERMES
         self.templated = False
         self._reasoning = ""
         written = ""
@@ -80,12 +80,11 @@ class CallFormat:
         at = written.find("{")
         while at >= 0:
             try:
-                entry, end = json.JSONDecoder().raw_decode(written, at)
+                entry, _ = json.JSONDecoder().raw_decode(written, at)
             except json.JSONDecodeError:
                 entry = None
             if isinstance(entry, dict) and PROBE_NAME in entry.values():
                 self._opening = written[:at].strip()
-                self._closing = chat.plain(written[end:]).strip()
                 self._name = next(
                     key for key, value in entry.items() if value == PROBE_NAME
                 )

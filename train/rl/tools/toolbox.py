@@ -77,7 +77,8 @@ class Toolbox:
                         _described(
                             name,
                             "Runs a Python program and returns what it prints.",
-                            {"code": ("string", "The program")},
+                            {"code": {"type": "string", "description": "The program"}},
+                            ["code"],
                         ),
                         partial(_run_python, tool),
                         beside=True,
@@ -154,13 +155,9 @@ class Toolbox:
 def _described(
     name: str,
     summary: str,
-    parameters: Mapping[str, tuple[str, str]],
-    required: Sequence[str] | None = None,
+    properties: Mapping[str, Mapping[str, str]],
+    required: Sequence[str],
 ) -> ToolDescription:
-    properties = {
-        key: {"type": kind, **({"description": description} if description else {})}
-        for key, (kind, description) in parameters.items()
-    }
     return {
         "type": "function",
         "function": {
@@ -169,7 +166,7 @@ def _described(
             "parameters": {
                 "type": "object",
                 "properties": properties,
-                "required": list(parameters if required is None else required),
+                "required": required,
             },
         },
     }
@@ -207,13 +204,12 @@ def _own(name: str, tool: OwnTool) -> _Ready:
             "each with a name of its own"
         )
     hints = typing.get_type_hints(function)
-    parameters = {
-        key: (
-            JSON_TYPES.get(
+    properties = {
+        key: {
+            "type": JSON_TYPES.get(
                 typing.get_origin(hints.get(key)) or hints.get(key), "string"
-            ),
-            "",
-        )
+            )
+        }
         for key in arguments_by_name
     }
     required = [
@@ -238,5 +234,5 @@ def _own(name: str, tool: OwnTool) -> _Ready:
             ) from error
 
     return _Ready(
-        _described(name, " ".join(summary.split()), parameters, required), answer
+        _described(name, " ".join(summary.split()), properties, required), answer
     )
