@@ -140,10 +140,10 @@ def find_reservations(
     documents: pa.Table, section: OptOuts, texts: SiteTexts
 ) -> dict[str, pa.Array]:
     """Reservations of n documents: rule -> n strings, null for none."""
-    all_metadata = map(json.loads, documents["metadata"].to_pylist())
+    metadata = documents["metadata"].to_pylist()
     rows = [
-        reservations(metadata, url or "", section, texts)
-        for metadata, url in zip(all_metadata, document_urls(documents), strict=True)
+        reservations(json.loads(stated), url or "", section, texts)
+        for stated, url in zip(metadata, document_urls(documents), strict=True)
     ]
     return {
         rule: pa.array([row[rule] for row in rows], pa.string())

@@ -17,10 +17,14 @@ def rules(
 ) -> Iterator[Rule]:
     """Yield all rules, for replaying; one that is switched off drops nothing."""
     for name, is_on in section.reservations:
-        fails = partial(_is_reserved, name, is_on)
-        bound = (str(is_on).lower(),)
-        key = f"{stage}.reservations.{name}"
-        yield Rule(name, key, name, bound, fails, (name,))
+        yield Rule(
+            name,
+            f"{stage}.reservations.{name}",
+            name,
+            (str(is_on).lower(),),
+            partial(_is_reserved, name, is_on),
+            (name,),
+        )
 
 
 def _is_reserved(name: str, is_on: bool, columns: Columns) -> np.ndarray:

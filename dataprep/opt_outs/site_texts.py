@@ -86,10 +86,13 @@ def warc_texts(item: Input) -> Iterator[dict[str, str]]:
         if isinstance(record, Record):
             metadata = json.loads(record.metadata)
             parts = urlsplit(metadata.get("url", ""))
-            kind, date = PATHS.get(parts.path), metadata.get("date", "")
-            if kind is not None and parts.hostname:
-                text = {"date": date, "text": record.text}
-                yield {"host": parts.hostname, "kind": kind, **text}
+            if parts.path in PATHS and parts.hostname:
+                yield {
+                    "host": parts.hostname,
+                    "kind": PATHS[parts.path],
+                    "date": metadata.get("date", ""),
+                    "text": record.text,
+                }
 
 
 def table_texts(name: str, path: Path) -> Iterator[dict[str, str]]:

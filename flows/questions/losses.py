@@ -28,8 +28,6 @@ from gristmill.mixtures.yaml_text import join_first
 
 SHOWN_GROUPS = 10
 """Groups of each column in a table; JSON has all."""
-Group = tuple[GroupColumn, str]
-"""Column, and the name of a group of it."""
 
 
 @dataclass(frozen=True)
@@ -121,30 +119,27 @@ def report_losses(
     Args:
         summaries: of the committed stages.
     """
-    steps_of_groups: dict[Group, dict[str, GroupLoss]] = defaultdict(dict)
-    vanished: set[Group] = set()
-    duplicates: dict[str, str] = {}
-    for name, guard in manifest.guards.items():
-        summary = summaries.get(name, {})
-        for loss in read_losses(summary):
+    guards = manifest.guards
+    steps_of_groups: dict[tuple[GroupColumn, str], dict[str, GroupLoss]]
+    steps_of_groups = defaultdict(dict)
+    for name in guards:
+        for loss in read_losses(summaries.get(name, {})):
             steps_of_groups[loss.column, loss.group][name] = loss
-            if guard.is_exceeded(loss.read, loss.dropped):
-                vanished.add((loss.column, loss.group))
-        if sentence := describe_duplicates(summary):
-            duplicates[name] = sentence
     groups = []
     for group, steps in steps_of_groups.items():
         most = max(steps, key=lambda name: steps[name].dropped)
         read = max(loss.read for loss in steps.values())
         dropped = sum(loss.dropped for loss in steps.values())
-        reason = f"{most}: {short_name(steps[most].reason)}"
-        is_lost = group in vanished or manifest.guard.is_exceeded(read, dropped)
+        is_lost = manifest.guard.is_exceeded(read, dropped) or any(
+            guards[name].is_exceeded(loss.read, loss.dropped)
+            for name, loss in steps.items()
+        )
         groups.append(
             LostGroup(
                 *group,
                 read,
                 dropped,
-                reason,
+                f"{most}: {short_name(steps[most].reason)}",
                 steps[most].examples,
                 dropped / read,
                 is_lost,
@@ -152,4 +147,7 @@ def report_losses(
             )
         )
     groups.sort(key=lambda lost: (COLUMNS.index(lost.column), -lost.share, lost.group))
-    return LossReport(groups, duplicates)
+    duplicates = {name: describe_duplicates(summaries.get(name, {})) for name in guards}
+    return LossReport(
+        groups, {name: sentence for name, sentence in duplicates.items() if sentence}
+    )

@@ -140,8 +140,9 @@ def read_facts(
         facts.summaries[name] = manifest["summary"]
         size = sum(file["bytes"] for file in manifest["files"].values())
         cost = read_as(Cost, manifest["cost"]) if "cost" in manifest else None
-        work = manifest["seconds"], size, cost, manifest["versions"]
-        stages.append(StageFacts(name, *work))
+        stages.append(
+            StageFacts(name, manifest["seconds"], size, cost, manifest["versions"])
+        )
     facts.stages = stages
     facts.funnel = funnel(facts.summaries, steps)
     for name, kind in kinds.items():
@@ -193,11 +194,11 @@ def funnel(
         summaries: of the committed stages.
         steps: the names of the steps of `prepare`, in their order.
     """
-    rows = []
-    for name in (INGEST, *steps):
-        counts = summaries.get(name, {}).get("counts")
-        if counts is not None:
-            rows.append(replace(read_as(StageCounts, counts), stage=name))
+    rows = [
+        replace(read_as(StageCounts, summaries[name]["counts"]), stage=name)
+        for name in (INGEST, *steps)
+        if "counts" in summaries.get(name, {})
+    ]
     if TOKENIZE not in summaries:
         return rows
     return with_tokens(rows, read_as(Tokenized, summaries[TOKENIZE]))

@@ -162,10 +162,13 @@ def print_next(session: Session, facts: Facts, run: Path, console: Console) -> N
     """The paths of the run's report and exports, and three questions to ask of it."""
     section(console, "Next")
     committed = committed_inputs(session)
-    paths = {"files": committed.get("documents"), "model": committed.get("export")}
-    report = run / "report.html"
-    for label, path in {"report": report if report.exists() else None, **paths}.items():
-        if path is not None:
+    paths = {
+        "report": run / "report.html",
+        "files": committed.get("documents"),
+        "model": committed.get("export"),
+    }
+    for label, path in paths.items():
+        if path is not None and path.exists():
             console.print(f"{label}:".ljust(9) + mask_text(str(path)), soft_wrap=True)
     section(console, "Ask next")
     for question, command in next_questions(session, facts).items():
