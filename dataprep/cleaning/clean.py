@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import Columns, measure_texts
@@ -217,20 +216,13 @@ def clean_texts(texts: pa.Array, section: Clean) -> Columns:
     columns: Columns = {}
     for step in steps(section):
         step_edits, counts, sizes, examples = step.edit(texts)
-        cleaned = (
-            texts
-            if pc.max(pc.list_value_length(step_edits)).as_py() in (None, 0)
-            else apply_edits(texts, step_edits)
-        )
+        cleaned = apply_edits(texts, step_edits)
         edits = then(edits, step_edits)
         shape = (len(texts), len(step.rules))
         for rule, count, size in zip(
             step.rules, counts.reshape(shape).T, sizes.reshape(shape).T, strict=True
         ):
-            columns[RULE_PREFIX + rule], columns[SIZES + rule] = (
-                count.copy(),
-                size.copy(),
-            )
+            columns[RULE_PREFIX + rule], columns[SIZES + rule] = count, size
         if examples is not None:
             columns[FOUND] = examples
         if step.rules is lines_dclm.RULES:

@@ -86,8 +86,6 @@ MAY_CUT = rf"{UNSTRIPPED}|\n[{_BLANK}]+\n|.tems .n cart|read more|s.gn-.n"
 """Expression of RE2 for texts with blank lines or CUT_SUBSTRINGS; `.` stands for an
 `i`, which other letters match in Python.
 """
-NEVER = 2.0
-"""Ratio that no line exceeds."""
 
 
 def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
@@ -99,19 +97,30 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
         removed bytes): two int64 arrays of shape (n, 5).
     """
     counts, sizes = np.zeros((2, len(texts), len(RULES)), np.int64)
-    ratios = (
-        NEVER if ratio is None else ratio
-        for ratio in (options.max_uppercase_ratio, options.max_digit_ratio)
-    )
-    edits = _edits_dropping(texts, *ratios, 0, counts, sizes)
-    if options.counters:
-        may_match = "|".join([UNSTRIPPED, *COUNTED])
-        steps = [(COUNTERS, _drop_counter)]
-        edits = edit_lines(texts, edits, may_match, steps, counts, sizes)
-    if options.min_words:
-        lines = apply_edits(texts, edits)
-        few = _edits_dropping(lines, NEVER, NEVER, options.min_words, counts, sizes)
-        edits = then(edits, few)
+    edits = edits_array([()] * len(texts))
+    for rule, limit in (
+        (UPPERCASE, options.max_uppercase_ratio),
+        (DIGITS, options.max_digit_ratio),
+        (COUNTERS, options.counters or None),
+        (FEW_WORDS, options.min_words or None),
+    ):
+        if limit is None:
+            continue
+        if rule == COUNTERS:
+            may_match = "|".join([UNSTRIPPED, *COUNTED])
+            steps = [(COUNTERS, _drop_counter)]
+            edits = edit_lines(texts, edits, may_match, steps, counts, sizes)
+            continue
+        rows, firsts = _drop_lines(
+            *text_buffers(apply_edits(texts, edits)),
+            code_point_flags(),
+            character_classes(),
+            rule,
+            limit,
+            counts,
+            sizes,
+        )
+        edits = then(edits, rows_array(rows, firsts))
     if options.substrings:
         most_words = options.max_substring_words
         cuts = [
@@ -123,36 +132,14 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
     return RuleEdits(edits, counts, sizes)
 
 
-def _edits_dropping(
-    texts: pa.Array,
-    max_uppercase: float,
-    max_digits: float,
-    min_words: int,
-    counts: np.ndarray,
-    sizes: np.ndarray,
-) -> pa.Array:
-    rows, firsts = _drop_lines(
-        *text_buffers(texts),
-        code_point_flags(),
-        character_classes(),
-        max_uppercase,
-        max_digits,
-        min_words,
-        counts,
-        sizes,
-    )
-    return rows_array(rows, firsts)
-
-
 @kernel
 def _drop_lines(
     data: Bytes,
     offsets: Offsets,
     flags: Flags,
     classes: Flags,
-    max_uppercase: float,
-    max_digits: float,
-    min_words: int,
+    rule: int,
+    limit: float,
     counts: np.ndarray,
     sizes: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -161,44 +148,26 @@ def _drop_lines(
     edit_count = 0
     firsts = np.zeros(number + 1, np.int64)
     lines = new_rows()
+    flag = UPPER if rule == UPPERCASE else DIGIT
     for text in range(number):
         lines, last = _push_lines(lines, data, offsets[text], offsets[text + 1])
-        first = 0
-        for rule in (UPPERCASE, DIGITS, FEW_WORDS):
-            is_enabled = max_uppercase <= 1.0
-            if rule == DIGITS:
-                is_enabled = max_digits <= 1.0
-            elif rule == FEW_WORDS:
-                is_enabled = min_words > 0
-            if not is_enabled:
-                continue
-            kept = first
-            for line in range(first, last):
-                begin = lines[line, BEGIN]
-                end = lines[line, END]
-                if rule == UPPERCASE:
-                    is_removed = (
-                        begin < end
-                        and _ratio(data, begin, end, classes, UPPER) > max_uppercase
-                    )
-                elif rule == DIGITS:
-                    is_removed = (
-                        begin < end
-                        and _ratio(data, begin, end, classes, DIGIT) > max_digits
-                    )
-                else:
-                    piece = lines[line : line + 1]
-                    words = line_words(data, piece, flags, min_words)
-                    is_removed = begin < end and words < min_words
-                if is_removed:
-                    counts[text, rule] += 1
-                    sizes[text, rule] += end - begin
-                else:
-                    lines[kept] = lines[line]
-                    kept += 1
-            last = kept
-            if rule != FEW_WORDS:
-                first, last = strip_pieces(data, lines, first, last, flags)
+        first, kept = 0, 0
+        for line in range(last):
+            begin, end = lines[line, BEGIN], lines[line, END]
+            is_removed = False
+            if rule == FEW_WORDS and begin < end:
+                piece = lines[line : line + 1]
+                is_removed = line_words(data, piece, flags, int(limit)) < limit
+            elif begin < end:
+                is_removed = _ratio(data, begin, end, classes, flag) > limit
+            if is_removed:
+                counts[text, rule] += 1
+                sizes[text, rule] += end - begin
+            else:
+                lines[kept] = lines[line]
+                kept += 1
+        if rule != FEW_WORDS:
+            first, kept = strip_pieces(data, lines, first, kept, flags)
         edits, edit_count = push_edits(
             edits,
             edit_count,
@@ -207,7 +176,7 @@ def _drop_lines(
             offsets[text + 1],
             lines,
             first,
-            last,
+            kept,
         )
         firsts[text + 1] = edit_count
     return edits[:edit_count], firsts

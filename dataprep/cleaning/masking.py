@@ -20,6 +20,7 @@ import re
 from bisect import bisect
 from collections.abc import Sequence
 from ipaddress import ip_address
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -165,14 +166,11 @@ def find_pii(text: bytes, anchors: Sequence[Sequence[int]]) -> list[Found]:
         anchors: (place, number of the kind), from `find_anchors`.
     """
     accepted: list[Found] = []
-    for number, kind in enumerate(KINDS):
-        last_end = 0
-        for place, kind_number in anchors:
-            span = MATCHERS[kind](text, place) if kind_number == number else None
-            if span is None or span[0] < last_end:
-                continue
-            begin, last_end = span
-            insert_disjoint(accepted, (begin, last_end, kind))
+    for place, number in sorted(anchors, key=itemgetter(1)):
+        kind = KINDS[number]
+        span = MATCHERS[kind](text, place)
+        if span is not None:
+            insert_disjoint(accepted, (*span, kind))
     return accepted
 
 

@@ -74,7 +74,7 @@ def measure_canaries(
     size = section.references + 1
     scores = language.score(
         [
-            Request(*_ids(language, canary, draw))
+            _request(language, canary, draw)
             for canary in canaries
             for draw in range(size)
         ]
@@ -99,10 +99,8 @@ def measure_canaries(
     ]
 
 
-def _ids(
-    language: LanguageModel, canary: Canary, draw: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids of the beginning, and of a secret behind it."""
+def _request(language: LanguageModel, canary: Canary, draw: int) -> Request:
+    """The likelihood of a secret behind its beginning."""
     beginning = language.text_prompt(canary.beginning)
     whole = language.text_prompt(canary.beginning + canary.code(draw))
-    return beginning, whole[len(beginning) :]
+    return Request(beginning, whole[len(beginning) :])
