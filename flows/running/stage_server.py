@@ -270,7 +270,6 @@ def main(argv: list[str]) -> None:
     with socket.socket(fileno=int(descriptor)) as requests:
         # The later modules are imported while the first stages work.
         Server(requests, become_stage, modules or LATER).serve()
-    gc.freeze()  # saves a last garbage collection
 
 
 def become_stage(request: ForkRequest) -> int:
@@ -300,3 +299,4 @@ def become_stage(request: ForkRequest) -> int:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    os._exit(0)  # the interpreter would clear all modules first
