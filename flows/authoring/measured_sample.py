@@ -217,11 +217,7 @@ def measure_sample(
             )
         for kernel in kernels.values():
             kernel.wait(max(started + seconds - time.monotonic(), 0.0))
-        ready = [
-            name
-            for name in (LANGUAGES, DUPLICATES, *rule_sets)
-            if kernels[name].ready()
-        ]
+        ready = [name for name in names if kernels[name].ready()]
         missing = kernels[LANGUAGES].get() if LANGUAGES in ready else NOT_COMPILED
     pool.join()
     languages: list[str | None] = [None] * len(rows)
@@ -253,7 +249,7 @@ def measure_sample(
             for name, rules in rule_sets.items()
             if name in ready
         ],
-        [name for name in (LANGUAGES, DUPLICATES, *rule_sets) if name not in ready],
+        [name for name in names if name not in ready],
         [
             Example(
                 row["locator"],

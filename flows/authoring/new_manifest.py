@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from statistics import fmean
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
+from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR
 from gristmill.flows.authoring.look_at_data import Look
 from gristmill.flows.authoring.manifest_text import flow_text
 from gristmill.flows.planning.quantities import size
@@ -152,6 +153,20 @@ def source_name(path: str, used_names: Sequence[str]) -> str:
     return name
 
 
+def source_settings(look: Look) -> dict[str, object]:
+    """Return the settings of a source in a manifest."""
+    settings: dict[str, object] = {
+        "path": look.path,
+        "format": None if look.format == "auto" else look.format,
+        "text_field": look.text_field,
+        "id_field": look.id_field,
+        "metadata_fields": list(look.metadata_fields) or None,
+        "extract": DEFAULT_EXTRACTOR if look.extract else None,
+        "split": {"paragraphs": look.split} if look.split else None,
+    }
+    return {key: value for key, value in settings.items() if value is not None}
+
+
 def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     """Return the text of a manifest, after validating it.
 
@@ -175,21 +190,8 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
             amount = f"about {size(look.text_bytes)} of text"
         lines.append(f"  {name}:   # {files}, {size(look.stored_bytes)}; {amount}")
         lines += [f"    # {remark}" for remark in look.remarks]
-        settings: dict[str, object] = {
-            "path": look.path,
-            "format": None if look.format == "auto" else look.format,
-            "text_field": look.text_field,
-            "id_field": look.id_field,
-            "metadata_fields": list(look.metadata_fields) or None,
-            "extract": "resiliparse" if look.extract else None,
-            "split": {"paragraphs": look.split} if look.split else None,
-            "max_epochs": MAX_EPOCHS,
-        }
-        lines += [
-            f"    {key}: {flow_text(value)}"
-            for key, value in settings.items()
-            if value is not None
-        ]
+        settings = {**source_settings(look), "max_epochs": MAX_EPOCHS}
+        lines += [f"    {key}: {flow_text(value)}" for key, value in settings.items()]
         weight = max(round(sizes[name] / total, 3), 0.001)
         lines.append(f"    weight: {weight:g}   # its share of the text")
     parts = [

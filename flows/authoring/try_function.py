@@ -116,17 +116,10 @@ def take_sample(
     name = on
     if source is None:
         from gristmill.flows.authoring.look_at_data import look_at
+        from gristmill.flows.authoring.new_manifest import source_settings
 
         name = FILE
-        look = look_at(FILE, on)
-        settings = {
-            "path": on,
-            "format": look.format,
-            "split": {"paragraphs": look.split} if look.split else None,
-            "text_field": look.text_field or "text",
-            "extract": DEFAULT_EXTRACTOR if look.extract else None,
-        }
-        source = Source.model_validate(settings)
+        source = Source.model_validate(source_settings(look_at(FILE, on)))
     with tempfile.TemporaryDirectory(prefix="gristmill-try-") as folder:
         yield _sample_of_files(name, source, documents, most_bytes, Path(folder))
 

@@ -218,18 +218,14 @@ def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> list[Choice]:
     reasons: dict[str, list[str]] = {}
     languages: dict[str, int] = {}
     sources: set[str] = set()
-    steps = {INGEST, *corpus.steps} & corpus.inputs.keys()
-    for stage in run.committed() if name == DOCUMENTS else ():
-        if stage in steps:
-            summary = run.step(stage)
-            sources |= set(summary.counts.sources)
-            causes = [*summary.counts.dropped]
-            causes += [QUARANTINE_REASON] if summary.counts.quarantined else []
-            if causes and stage != INGEST:
-                reasons[stage] = sorted(causes)
-            languages |= summary.languages
-    if LANGUAGE not in corpus.schema.names:
-        languages = {}
+    for stage in corpus.inputs if name == DOCUMENTS else ():
+        summary = run.step(stage)
+        sources |= set(summary.counts.sources)
+        causes = [*summary.counts.dropped]
+        causes += [QUARANTINE_REASON] if summary.counts.quarantined else []
+        if causes and stage != INGEST:
+            reasons[stage] = sorted(causes)
+        languages |= summary.languages
     choices = [
         Choice("source", "source", {"": sorted(sources)}),
         Choice("language", "language", {"": [name for name, _ in ranked(languages)]}),

@@ -124,19 +124,14 @@ def training_page(
     field = Field("step", "step", is_number=True, is_required=True)
     recorded = _records_by_step(reading)
     lines = list(recorded.items())[after : after + STEPS_ON_PAGE]
-    names = [
-        name
-        for name in MEASURES
-        if any(isinstance(line.get(name), int | float) for _, line in lines)
-    ]
     rows = [
         [
             Link(str(number), address("training", stage, number)),
-            *(value_text(line.get(name)) for name in names),
+            *(value_text(line.get(name)) for name in MEASURES),
         ]
         for number, line in lines
     ]
-    columns = dict.fromkeys(["step", *(MEASURES[name] for name in names)], ">")
+    columns = dict.fromkeys(["step", *MEASURES.values()], ">")
     nothing = "No step is recorded yet; what each will read is known all the same: "
     first = Link("step 1", address("training", stage, 1))
     return page_of(

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Context, Exit, Option
+from typer import Argument, Exit, Option
 
 from gristmill.flows.cli.application import JsonOption, app, fail, out_file
 
 
 @app.command()
 def bench(
-    context: Context,
     area: Annotated[
         str,
         Argument(
@@ -113,13 +112,19 @@ def bench(
         out_file("--markdown", markdown)
     if area not in areas.AREAS:
         fail(f"no such area: {unknown_name(area, areas.AREAS, 'areas are')}")
-    options = {
-        name: value
-        for name, value in context.params.items()
-        if name not in ("area", "as_json", "markdown") and value is not None
+    sizes = documents[-1] if area == "bounds" and documents else documents
+    area_options = {
+        "points": points,
+        "seed": seed,
+        "folder": folder,
+        "at_once": at_once,
+        "documents": sizes,
+        "megabytes": megabytes,
+        "engines": engines,
+        "model": model,
+        "flame": flame,
     }
-    if area == "bounds" and documents:
-        options["documents"] = documents[-1]
+    options = {name: value for name, value in area_options.items() if value is not None}
     for name in options:
         if name not in areas.OPTIONS.get(area, ()):
             owners = [owner for owner, names in areas.OPTIONS.items() if name in names]

@@ -106,24 +106,19 @@ def try_(
         if session is not None or "://" in on
         else str(Path(on).expanduser().resolve())
     )
-    arguments = pairs("--with", with_)
-    bounds = {
-        "min": pairs("--min", minimums),
-        "max": pairs("--max", maximums),
-        "measures": measures or (),
+    section: dict[str, object] = {
+        "with": pairs("--with", with_),
+        "columns": columns or (),
     }
+    if kind == "annotate":
+        section["min"] = pairs("--min", minimums)
+        section["max"] = pairs("--max", maximums)
+        section["measures"] = measures or ()
     try:
-        code = take_code(Own.model_validate({"use": function}).use, Path.cwd())
-        section: dict[str, object] = {
-            "use": code,
-            "with": arguments,
-            "columns": columns or (),
-        }
-        step: OwnAnnotate | Edit
-        if kind == "edit":
-            step = Edit.model_validate(section)
-        else:
-            step = OwnAnnotate.model_validate(section | bounds)
+        section["use"] = take_code(
+            Own.model_validate({"use": function}).use, Path.cwd()
+        )
+        step = (Edit if kind == "edit" else OwnAnnotate).model_validate(section)
         with take_sample(location, session, documents) as sample:
             trial = try_step(step, sample, documents)
     except ValidationError as error:

@@ -186,15 +186,6 @@ class SearchHits:
             console.print(Padding(Text(visible(hit.snippet)), (0, 0, 0, 4)))
 
 
-@dataclass(frozen=True)
-class Vectors:
-    """Vectors that a search may use: the step that computed them, and its model."""
-
-    step: str
-    model: ReadingModel
-    sha256: str
-
-
 def search(
     session: Session,
     text: str,
@@ -226,20 +217,20 @@ def search(
     with_vectors = note = None
     if by != "words":
         try:
-            vectors = find_vectors(session, corpus)
-            model_folder(vectors.model.path)
-            if folder_sha256(vectors.model.path) != vectors.sha256:
+            step, model, sha256 = find_vectors(session, corpus)
+            model_folder(model.path)
+            if folder_sha256(model.path) != sha256:
                 raise SearchError(
-                    f"the model at {vectors.model.path} is not the one that {vectors.step} "
+                    f"the model at {model.path} is not the one that {step} "
                     "computed its vectors "
                     "with; put that one back, or run the step with the new one"
                 )
             # One short text needs no GPU; float16 in the files is coarser than the difference
             # between devices.
-            cpu_model = vectors.model.model_copy(update={"device": "cpu"})
-            vector = load_embedder(cpu_model, vectors.sha256).embed([text])[0]
+            cpu_model = model.model_copy(update={"device": "cpu"})
+            vector = load_embedder(cpu_model, sha256).embed([text])[0]
             near, with_vectors = nearest(
-                corpus.inputs[vectors.step] / VECTORS, corpus.shards, vector, depth
+                corpus.inputs[step] / VECTORS, corpus.shards, vector, depth
             )
             methods.append("meaning")
         except (SearchError, ModelFolderError) as error:
@@ -296,9 +287,9 @@ def search(
     )
 
 
-def find_vectors(session: Session, corpus: Corpus) -> Vectors:
-    """Return the vectors of the first step that stored any; those of later steps cover
-    the same documents or fewer.
+def find_vectors(session: Session, corpus: Corpus) -> tuple[str, ReadingModel, str]:
+    """Return the first step that stored vectors, its model, and the model's SHA-256;
+    vectors of later steps cover the same documents or fewer.
 
     Raises:
         SearchError: no step stored vectors.
@@ -306,11 +297,8 @@ def find_vectors(session: Session, corpus: Corpus) -> Vectors:
     for step in corpus.steps:
         if (corpus.inputs[step] / VECTORS).is_dir():
             model = ReadingModel.model_validate(session.plan[step].config["model"])
-            return Vectors(
-                step,
-                model,
-                session.folder(step).manifest()["summary"]["reader"]["sha256"],
-            )
+            summary = session.folder(step).manifest()["summary"]
+            return step, model, summary["reader"]["sha256"]
     raise SearchError(
         "no step stored vectors; to search by meaning add a step `cluster` or "
         "`dedup_semantic` with a model of sentence embeddings to `prepare` "

@@ -39,6 +39,7 @@ MINUTE, HOUR = 60, 3600
 """Seconds."""
 NEWEST_RUNS = 50
 """Runs among which the newest one of a manifest is searched for."""
+COUNTED = ("read", "kept", "quarantined")
 EXIT_CODES = {"completed": 0, "failed": 1, "interrupted": 130}
 """State of a run -> exit code of its command."""
 Record = Mapping[str, Any]
@@ -146,12 +147,8 @@ def stage_states(session: Session) -> list[StageState]:
             counts = manifest["summary"].get("counts") or {}
             documents = None
             if "read" in counts:
-                documents = DocumentCounts(
-                    counts["read"],
-                    counts.get("kept", 0),
-                    counts.get("quarantined", 0),
-                    counts.get("dropped", {}),
-                )
+                numbers = (counts.get(name, 0) for name in COUNTED)
+                documents = DocumentCounts(*numbers, counts.get("dropped", {}))
             num_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
             seconds = manifest["seconds"]
             row = replace(row, seconds=seconds, bytes=num_bytes, documents=documents)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill.flows.pages.page_elements import table, value_text
-from gristmill.flows.pages.terminal_tables import plain_table, print_table
+from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.questions.explain import (
     KEPT,
     NOT_DRAWN,
@@ -153,27 +153,18 @@ def print_answers(
                 (right, "green"),
             )
         )
-        lines = plain_table(
-            *((name, True) for name in ("reward", "advantage", "tokens")),
-            ("", False),
-            ("answer", False),
-        )
+        rows = []
         for answer in answers_to_prompt:
-            cell = Text()
-            for tool_call in answer.get("used") or ():
-                line = shorten_text(
-                    f"{tool_call['name']} {tool_call['arguments']} "
-                    f"-> {tool_call['answer']}"
-                )
-                cell.append(f"{line}\n", "red" if tool_call["failed"] else "dim")
-            lines.add_row(
-                f"{answer['reward']:.4g}",
-                f"{answer['advantage']:+.4g}",
-                str(answer["tokens"]),
-                "" if answer["ended"] else "cut",
-                cell.append(shorten_text(answer["answer"])),
-            )
-        console.print(lines)
+            lines = [
+                f"{call['name']} {call['arguments']} -> {call['answer']}"
+                for call in answer.get("used") or ()
+            ]
+            text = "\n".join(map(shorten_text, [*lines, answer["answer"]]))
+            ending = "" if answer["ended"] else "cut"
+            figures = answer["reward"], answer["advantage"], answer["tokens"]
+            rows.append([*figures, ending, text])
+        columns = {"reward": ".4g", "advantage": "+.4g", "tokens": "d", "": ""}
+        print_table(console, table({**columns, "answer": ""}, rows))
 
 
 @dataclass(frozen=True)
@@ -379,11 +370,9 @@ class TextTrace:
                     f"    row {place.row} from token {place.start}; {readers}",
                     style="dim",
                 )
-            num_hidden = span.count - len(span.places)
-            if num_hidden:
+            if num_hidden := span.count - len(span.places):
                 console.print(f"  ... and {num_hidden:,} more", style="dim")
-        if self.found > len(self.spans):
-            num_hidden = self.found - len(self.spans)
+        if num_hidden := self.found - len(self.spans):
             console.print(f"\n... and {num_hidden:,} shorter passages", style="dim")
 
 

@@ -290,9 +290,9 @@ def made_otherwise(session: Session, stage: str) -> str:
     config = session.plan[stage].config
     settings = session.folder(stage).manifest().get("how", {})
     changes = [
-        f"{key} {json.dumps(settings[key])}"
-        for key in settings
-        if config.get(key) != settings[key]
+        f"{key} {json.dumps(value)}"
+        for key, value in settings.items()
+        if config.get(key) != value
     ]
     version = session.plan[stage].kept_version
     if version is not None:
@@ -346,14 +346,12 @@ def _changed_code(old: Any, new: Any) -> list[str]:
         return changes
     for before, after in zip(code_in(old), code_in(new), strict=False):
         name = after.written_again
-        if before.reference != after.reference or bool(before.files) != bool(
-            after.files
-        ):
+        if before.written_again != name:
             changes.append(f"{before.written_again} -> {name}")
-        elif before.files != after.files:
-            changes.append(f"the code of {name}")
         elif before.distribution != after.distribution:
             changes.append(f"{name}, {before.distribution} -> {after.distribution}")
+        elif before.files != after.files:
+            changes.append(f"the code of {name}")
     return changes
 
 
@@ -398,15 +396,14 @@ def keyed(value: Any) -> Any:
         or not all(isinstance(entry, Mapping) for entry in value)
     ):
         return value
-    names = [next(iter(entry)) for entry in value]
-    entries = [entry[name] for name, entry in zip(names, value, strict=True)]
     steps = written_steps(value)
+    merged = {name: inner for entry in value for name, inner in entry.items()}
     if all(stage for stage, _ in steps):
         entries = [entry[stage] for (stage, _), entry in zip(steps, value, strict=True)]
-        names = name_steps(steps)
-    elif any(len(entry) > 1 for entry in value) or len(set(names)) < len(names):
-        names, entries = list(map(str, range(len(value)))), value
-    return dict(zip(names, map(keyed, entries), strict=True))
+        merged = dict(zip(name_steps(steps), entries, strict=True))
+    elif len(merged) < len(value) or any(len(entry) > 1 for entry in value):
+        merged = dict(enumerate(value))
+    return keyed(merged)
 
 
 def keyed_manifest(manifest: Mapping[str, object]) -> Any:
