@@ -60,7 +60,15 @@ def find_personal_data(documents: pa.Table, found: pa.Array) -> list[PersonalDat
                 "kind": of_kind["kind"],
                 "documents": 1,
                 "values": of_kind["values"],
-                "examples": [{"id": name, **shown} for shown in of_kind["examples"]],
+                "examples": [
+                    {
+                        "id": name,
+                        "before": shown["before"],
+                        "value": shown["value"],
+                        "after": shown["after"],
+                    }
+                    for shown in of_kind["examples"]
+                ],
             }
             for of_kind in kinds
         ]

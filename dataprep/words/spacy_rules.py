@@ -149,10 +149,11 @@ def _read_tables(defaults: Any) -> Rules:
     joined[[number[letter] for letter in "ACS"], number["$"]] = UNKNOWN
     joined[:, number["°"]] = UNKNOWN
     prefixes, infixes, suffixes = map("|".join, rules)
+    cutting = [mark for mark in marks if not mark.isalnum()]
     affixes = np.zeros((len(marks), len(marks), len(marks)), np.uint8)
     for expression, triples in (
         (f"^(?:{prefixes})", product([""], marks, marks)),
-        (infixes, product(marks[1:], marks, marks)),
+        (infixes, product(marks[1:], cutting, marks)),
         (f"(?:{suffixes})$", product(marks, marks[1:], [""])),
     ):
         for triple, begin, end in _matches(expression, [*triples]):
