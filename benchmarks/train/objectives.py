@@ -39,7 +39,7 @@ from gristmill.train.distributed.process_groups import World, single_process
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import Shape, TransformersShape, shape_of
 from gristmill.train.models.transformers_decoder import module_of
-from gristmill.train.objectives.glm import Blanks, Marks
+from gristmill.train.objectives.glm import Blanks
 from gristmill.train.objectives.prediction_targets import Laid, Layout
 from gristmill.train.objectives.prefix_rows import PrefixCut
 from gristmill.train.objectives.span_rows import Corruption
@@ -83,9 +83,9 @@ def comparisons(shape: Shape) -> dict[str, Comparison]:
     modes = tuple(range(MODE, MODE + len(Ul2().denoisers)))
     spans = Corruption(SpanCorruption().denoisers, (), 0, sentinels, EOS, PAD)
     ul2 = Corruption(Ul2().denoisers, modes, 0, sentinels, EOS, PAD)
-    marks = Marks(3, 4, 5, 6, 7, PAD)
+    ends_sentence = np.zeros(VOCAB, dtype=bool)
     blanks = Blanks(
-        BlankInfilling(document_share=0.5), marks, 0, np.zeros(VOCAB, dtype=bool), EOS
+        BlankInfilling(document_share=0.5), 0, ends_sentence, 3, 4, 5, 6, 7, PAD, EOS
     )
     return {
         "prefix step, vs transformers Llama given the mask": Comparison(

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,16 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.rope import rotary_table
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model, read_shape
-from gristmill.train.objectives.glm import Blanks, Marks, blanks_of
+from gristmill.train.objectives.glm import Blanks, blanks_of
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 from gristmill.train.objectives.span_rows import NoSentinelsError
 from tests.train.test_masked_rows import make_inputs, read
 
 SPECIAL = ["[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"]
-MARKS = Marks(blank=90, long_blank=91, sentence_blank=92, begin=93, end=94, pad=1)
+MARKS = SimpleNamespace(
+    blank=90, long_blank=91, sentence_blank=92, begin=93, end=94, pad=1
+)
 EOS, VOCAB = 0, 100
 ENDS = np.arange(VOCAB) % 10 == 7
 
@@ -42,7 +45,9 @@ def inputs(
 
 
 def blanks(**section: Any) -> Blanks:
-    return Blanks(BlankInfilling.model_validate(section), MARKS, 5, ENDS, EOS)
+    return Blanks(
+        BlankInfilling.model_validate(section), 5, ENDS, eos=EOS, **vars(MARKS)
+    )
 
 
 def draw_rows(count: int, length: int) -> np.ndarray:

@@ -39,7 +39,7 @@ from gristmill.train.objectives.distillation import (
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.reference_logps import StaleReferenceError
 from gristmill.train.objectives.sft import AssistantTurns
-from gristmill.train.stages.sft import taught_turns
+from gristmill.train.stages.sft import check_teacher
 from gristmill.train.stages.teacher import TeacherError
 from tests.train.jsonl import read_metrics, write_jsonl
 
@@ -376,9 +376,9 @@ def test_stale_distributions_are_rejected_with_the_difference(
         message: str, dtype: torch.dtype = torch.float32, **keys: Any
     ) -> None:
         with pytest.raises(StaleReferenceError, match=f"{message}.*`--force teacher`"):
-            taught_turns(
+            check_teacher(
                 Distill.model_validate({"teacher": teacher, "top_k": 4, **keys}),
-                turns,
+                turns.fingerprint,
                 inputs,
                 dtype,
                 student,
@@ -387,10 +387,7 @@ def test_stale_distributions_are_rejected_with_the_difference(
     kind = Distill.model_validate(
         {"teacher": teacher, "top_k": 4, "kind": "reverse", "weight": 0.1}
     )
-    assert (
-        taught_turns(kind, turns, inputs, torch.float32, student).order.total
-        == turns.order.total
-    )
+    check_teacher(kind, turns.fingerprint, inputs, torch.float32, student)
     assert_rejected(r"temperature was 1\.0 and is 3\.0", temperature=3.0)
     assert_rejected(r"top_k was 4 and is all", top_k="all")
     assert_rejected(r"precision was float32 and is bfloat16", dtype=torch.bfloat16)

@@ -14,7 +14,7 @@ from gristmill.mixtures.schema.engine import Compute
 from gristmill.mixtures.schema.pretrain import Precision
 from gristmill.train.distributed.context_parallel import RowSplit
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
-from gristmill.train.loop.batch_plan import micro_batches, or_first
+from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.models.model_config import (
     AnyShape,
     OwnShape,
@@ -311,9 +311,7 @@ def measured_by_all(
     """
     measured = torch.zeros(number, columns, dtype=torch.float32, device=world.device)
     with evaluating(model):
-        for part in micro_batches(
-            np.arange(number), world.data_rank, world.data_size, micro_batch_size
-        ):
+        for part in world.micro_batches(np.arange(number), micro_batch_size):
             values = measure(or_first(part))
             if len(part):
                 measured[torch.from_numpy(part).to(world.device)] = values

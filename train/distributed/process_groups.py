@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +22,7 @@ from gristmill.mixtures.schema.engine import Parallel
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.distributed.context_parallel import RowSplit
 from gristmill.train.distributed.rendezvous import TIMEOUT
+from gristmill.train.loop.batch_plan import micro_batches
 
 Found = TypeVar("Found")
 
@@ -126,6 +128,10 @@ class World:
         same rows.
         """
         return self._place("tensor") == self._place("context") == 0
+
+    def micro_batches(self, rows: np.ndarray, size: int) -> list[np.ndarray]:
+        """This process's share of rows (see batch_plan.micro_batches)."""
+        return micro_batches(rows, self.data_rank, self.data_size, size)
 
     def _along(self, dimension: str) -> int:
         return self.mesh.size(DIMENSIONS.index(dimension))

@@ -21,7 +21,7 @@ from gristmill.train.distributed.context_parallel import TokenHead
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.eval.intervals import Estimate, interval
-from gristmill.train.loop.batch_plan import micro_batches, or_first, slices
+from gristmill.train.loop.batch_plan import or_first, slices
 from gristmill.train.loop.objective import GroupedMetrics
 from gristmill.train.models.model_config import AnyShape
 from gristmill.train.models.transformer import Llama
@@ -287,9 +287,7 @@ class Validation:
                 positions = laid.positions
         sums = torch.zeros(COLUMNS, dtype=torch.float64, device=world.device)
         with evaluating(self.model):
-            for batch in micro_batches(
-                np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD
-            ):
+            for batch in world.micro_batches(np.arange(len(rows)), ROWS_PER_FORWARD):
                 chosen = or_first(batch)
                 scored = score_rows(
                     self.model,

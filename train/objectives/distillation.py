@@ -287,50 +287,38 @@ class TeacherFiles:
 
 
 @dataclass(frozen=True)
-class TaughtBatch:
-    """Micro-batch in host memory: rows, and the teacher's distributions over their
-    trained tokens.
-    """
+class TaughtBatch(Turns):
+    """Micro-batch whose trained tokens have a teacher's distributions, in host memory."""
 
-    turns: Turns
     taught: Taught
 
 
-class TaughtTurns:
+class TaughtTurns(AssistantTurns):
     """Loss on labels mixed with divergence from a teacher (see objective.Objective).
 
     Args:
-        turns: objective on the labels.
-        teacher: of the same rows.
+        teacher: folder of its distributions over the same rows.
         settings: of the mixture.
+        arguments: of AssistantTurns.
     """
 
-    def __init__(
-        self, turns: AssistantTurns, teacher: TeacherFiles, settings: Distill
-    ) -> None:
-        self._turns = turns
-        self._teacher = teacher
+    def __init__(self, teacher: Path, settings: Distill, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._teacher = TeacherFiles(teacher, self.masks)
         self._settings = settings
-        self.order = turns.order
-        self.fingerprint = turns.fingerprint
-        self.sequence_length = turns.sequence_length
-        self.flops_per_token = turns.flops_per_token
-        self.sums_length = 2 + turns.sums_length
-        self.weight = turns.weight
-        self.num_tokens = turns.num_tokens
-        self.describe = turns.describe
-        self.blame = turns.blame
+        self.sums_length += 2
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
-        taught = self._teacher.read(or_first(rows))
-        return TaughtBatch(self._turns.prepare(rows, cuts), taught.pinned())
+        taught = self._teacher.read(or_first(rows)).pinned()
+        return TaughtBatch(**vars(super().prepare(rows, cuts)), taught=taught)
 
-    def loss(self, model: nn.Module, batch: TaughtBatch, scale: float) -> Measured:
+    def loss(self, model: nn.Module, batch: Turns, scale: float) -> Measured:
         """See objective.Objective; the sums are mixed loss, divergence, and those of
         AssistantTurns.
         """
-        turns, targets, counted = self._turns.place(batch.turns)
+        assert isinstance(batch, TaughtBatch)
+        turns, targets, counted = self.place(batch)
         weights = counted * scale
         head = partial(
             distilled_nll,
@@ -350,7 +338,7 @@ class TaughtTurns:
         )
         return Measured(
             loss,
-            torch.cat((loss_sums, self._turns.sums(turns, targets, counted, nll))),
+            torch.cat((loss_sums, self.sums(turns, targets, counted, nll))),
             torch.where(counted > 0, mixed, UNTRAINED),
         )
 
@@ -359,7 +347,7 @@ class TaughtTurns:
         `divergence` in nats per token.
         """
         mixed, total_divergence, *label_sums = sums
-        labels = self._turns.report(label_sums, weight)
+        labels = super().report(label_sums, weight)
         return {
             **labels,
             "loss": mixed / weight,

@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -49,39 +48,30 @@ Numbers = Callable[[str, int], np.ndarray]
 """Function from a purpose and a count to that many numbers of a row in [0, 1)."""
 
 
-class Marks(NamedTuple):
-    """Ids of special tokens; unused blanks equal the short one.
-
-    Attributes:
-        blank, long_blank, sentence_blank: placeholders of spans.
-        begin, end: delimiters of a span's tokens.
-        pad: padding.
-    """
-
-    blank: int
-    long_blank: int
-    sentence_blank: int
-    begin: int
-    end: int
-    pad: int
-
-
 @dataclass(frozen=True)
 class Blanks:
     """Layout that hides spans behind blanks (see `Layout`).
 
     Attributes:
         section: density and kinds of spans.
-        marks: special tokens.
         seed: of the draws.
         ends_sentence: (vocab,) bool, true for tokens that end a sentence.
+        blank, long_blank, sentence_blank: ids in place of spans; unused ones equal the
+            first.
+        begin, end: ids around a span's tokens.
+        pad: id of padding.
         eos: id between documents; never part of a sentence.
     """
 
     section: BlankInfilling
-    marks: Marks
     seed: int
     ends_sentence: np.ndarray
+    blank: int
+    long_blank: int
+    sentence_blank: int
+    begin: int
+    end: int
+    pad: int
     eos: int
 
     ahead = 0
@@ -92,7 +82,7 @@ class Blanks:
         Rows are truncated so that their tokens, with two more per blank, fit.
         """
         rows, length = read.tokens.shape
-        inputs = np.full((rows, length), self.marks.pad)
+        inputs = np.full((rows, length), self.pad)
         targets = np.full((rows, length), IGNORED)
         places = np.full((rows, length), -1)
         prefix_lengths = np.zeros(rows, dtype=np.int64)
@@ -121,11 +111,11 @@ class Blanks:
                     ]
                     spans = []
             order = np.argsort(numbers("order", len(spans)), kind="stable")
-            blank = self.marks.sentence_blank
+            blank = self.sentence_blank
             if kind < self.section.document_share:
-                blank = self.marks.long_blank
+                blank = self.long_blank
             elif kind >= self._not_short:
-                blank = self.marks.blank
+                blank = self.blank
             prefix_lengths[number] = self._lay(
                 tokens,
                 spans,
@@ -171,10 +161,10 @@ class Blanks:
         for number in order:
             start, end = spans[number]
             size = end - start
-            inputs[at] = self.marks.begin
+            inputs[at] = self.begin
             inputs[at + 1 : at + 1 + size] = tokens[start:end]
             targets[at : at + size] = tokens[start:end]
-            targets[at + size] = self.marks.end
+            targets[at + size] = self.end
             places[at : at + size] = np.arange(start, end)
             at += size + 1
         return prefix_length
@@ -263,28 +253,26 @@ def blanks_of(
         raise NoSentinelsError(
             f"the tokenizer lacks special tokens: pretrain.blank_infilling {problem}"
         )
-    blank = ids[BLANK]
-    marks = Marks(
-        blank,
-        ids.get(LONG_BLANK, blank),
-        ids.get(SENTENCE_BLANK, blank),
-        ids[BEGIN],
-        ids[END],
-        tokenizer.pad,
-    )
     special_ids = {*ids.values()}
     texts = tokenizer.tokenizer.decode_batch(
         [[number] for number in range(tokenizer.vocab_size)]
     )
+    ends_sentence = np.array(
+        [
+            number not in special_ids and any(end in text for end in SENTENCE_ENDS)
+            for number, text in enumerate(texts)
+        ]
+    )
+    blank = ids[BLANK]
     return Blanks(
         section,
-        marks,
         seed,
-        np.array(
-            [
-                number not in special_ids and any(end in text for end in SENTENCE_ENDS)
-                for number, text in enumerate(texts)
-            ]
-        ),
-        tokenizer.eos,
+        ends_sentence,
+        blank=blank,
+        long_blank=ids.get(LONG_BLANK, blank),
+        sentence_blank=ids.get(SENTENCE_BLANK, blank),
+        begin=ids[BEGIN],
+        end=ids[END],
+        pad=tokenizer.pad,
+        eos=tokenizer.eos,
     )

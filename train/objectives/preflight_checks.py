@@ -26,7 +26,6 @@ from gristmill.train.distributed.process_groups import (
     max_over_ranks,
     sum_over_ranks,
 )
-from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.objectives.sft import AssistantTurns, Turns
 from gristmill.train.optim.dtensor_sums import gradients_of, local
@@ -85,7 +84,7 @@ def prove(
     rows = objective.order.rows(np.arange(count, dtype=np.int64))
     sums = torch.zeros(2, dtype=torch.float64, device=world.device)
     with evaluating(model):
-        for part in micro_batches(rows, world.data_rank, world.data_size, 1):
+        for part in world.micro_batches(rows, 1):
             batch = objective.prepare(part)
             sums[0] += objective.loss(model, batch, 1.0).sums[0]
             # All ranks run equally many forward passes, which are collectives.
@@ -183,10 +182,7 @@ def gradients(
     the model keeps none.
     """
     parts = [
-        objective.prepare(part)
-        for part in micro_batches(
-            rows, world.data_rank, world.data_size, micro_batch_size
-        )
+        objective.prepare(part) for part in world.micro_batches(rows, micro_batch_size)
     ]
     accumulate_gradients(model, objective, parts, objective.weight(rows), world)
     shards = [local(gradient).clone() for gradient in gradients_of(model)]

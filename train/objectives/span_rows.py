@@ -16,7 +16,6 @@ the former as a prefix of the latter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -39,16 +38,6 @@ from gristmill.train.objectives.prediction_targets import Laid, Read, draws
 
 class NoSentinelsError(ValueError):
     """A tokenizer has too few sentinels, or no mode tokens."""
-
-
-class _Corrupted(NamedTuple):
-    """Corrupted rows of equal lengths, (g, s) and (g, t) int64; `places`: indices of
-    the targets in their rows, or -1.
-    """
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    places: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -100,18 +89,20 @@ class Corruption:
             *zip(sizes.tolist(), denoiser_numbers.tolist(), strict=True)
         }:
             rows = np.flatnonzero((sizes == size) & (denoiser_numbers == number))
-            corrupted = self._corrupted(read, rows, int(size), int(number), step)
-            s = corrupted.inputs.shape[1]
-            t = corrupted.targets.shape[1]
+            row_inputs, row_targets, row_places = self._corrupted(
+                read, rows, int(size), int(number), step
+            )
+            s = row_inputs.shape[1]
+            t = row_targets.shape[1]
             input_lengths[rows] = s
-            inputs[rows, :s] = corrupted.inputs
+            inputs[rows, :s] = row_inputs
             first = 0
             if self.joined:
                 # The last input token predicts the first target.
                 first = s - 1
-                inputs[rows, s : s + t] = corrupted.targets
-            targets[rows, first : first + t] = corrupted.targets
-            places[rows, first : first + t] = corrupted.places
+                inputs[rows, s : s + t] = row_targets
+            targets[rows, first : first + t] = row_targets
+            places[rows, first : first + t] = row_places
         is_seen = np.arange(widths[0]) < input_lengths[:, None]
         if self.joined:
             return Laid(inputs, targets, prefix=is_seen, places=places)
@@ -134,8 +125,9 @@ class Corruption:
 
     def _corrupted(
         self, read: Read, rows: np.ndarray, size: int, number: int, step: int
-    ) -> _Corrupted:
-        """Rows of `size` tokens corrupted by a denoiser; for a decoder they are
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Inputs (g, s), targets and their places (g, t), -1 for none, of rows of
+        `size` tokens corrupted by a denoiser; for a decoder they are
         truncated to fit.
         """
         denoiser = self.denoisers[number]
@@ -149,9 +141,7 @@ class Corruption:
         end = np.full((group, 1), self.eos)
         if size < 2:  # too short to hide a span
             nothing = np.zeros((group, 0), dtype=np.int64)
-            return _Corrupted(
-                np.concatenate((front, tokens, end), axis=1), nothing, nothing
-            )
+            return np.concatenate((front, tokens, end), axis=1), nothing, nothing
         hidden = self._mask(read, rows, size, denoiser, step)
         starts = hidden.copy()
         starts[:, 1:] &= ~hidden[:, :-1]
@@ -167,7 +157,7 @@ class Corruption:
             for pair in ((sentinels, tokens), (np.full_like(tokens, -1), numbers))
         )
         parts = (front, inputs) if self.joined else (front, inputs, end)
-        return _Corrupted(
+        return (
             np.concatenate(parts, axis=1),
             np.concatenate((targets, end), axis=1),
             np.concatenate((places, np.full((group, 1), -1)), axis=1),

@@ -29,7 +29,6 @@ from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, on_first, sum_over_ranks
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request
-from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.rl.algorithms import learn_from
 from gristmill.train.rl.curriculum import PromptChoice
 from gristmill.train.rl.multi_turn import Asked
@@ -255,9 +254,7 @@ class Actor:
         with evaluating(model):
             for first in range(0, len(logps), section.global_batch_size):
                 rows = np.arange(first, first + section.global_batch_size)
-                for batch in micro_batches(
-                    rows, world.data_rank, world.data_size, section.micro_batch_size
-                ):
+                for batch in world.micro_batches(rows, section.micro_batch_size):
                     # A rank without rows still takes part in the collectives of the
                     # forward pass.
                     rows_or_first = batch if len(batch) else rows[:1]

@@ -30,7 +30,6 @@ from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.eval.held_out import read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
-from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Learner, Observers
@@ -40,7 +39,6 @@ from gristmill.train.models.weights import with_new_head
 from gristmill.train.objectives.decoded_answers import DecodedAnswers
 from gristmill.train.objectives.distillation import (
     TaughtTurns,
-    TeacherFiles,
     teacher_key,
 )
 from gristmill.train.objectives.labelled_texts import LabelledTexts
@@ -120,19 +118,24 @@ def run(
         model = setup.model()
         flops = setup.flops_per_token
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
-        objective = make_turns(rows, section.key_seed, token_bytes, flops)
+        arguments = (rows, section.key_seed, token_bytes, flops)
+        objective = student_objective = make_turns(*arguments)
         section = section.in_steps(objective.order.total)
         if world.is_first:
             ids = piece_ids(rows, np.arange(rows.rows, dtype=np.int64))
             examples = [" ".join(map(bytes.hex, ids[row])) for row in range(rows.rows)]
             write_example_ids(out, examples, rows.rows_per_source)
-        student_objective = (
-            objective
-            if section.distill is None
-            else taught_turns(
-                section.distill, objective, inputs, setup.dtype, setup.shape
+        if section.distill is not None:
+            check_teacher(
+                section.distill,
+                objective.fingerprint,
+                inputs,
+                setup.dtype,
+                setup.shape,
             )
-        )
+            student_objective = TaughtTurns(
+                inputs["teacher"], section.distill, *arguments
+            )
         certificate = measured_once(
             context.work / CERTIFICATE,
             world,
@@ -180,14 +183,14 @@ def run(
     }
 
 
-def taught_turns(
+def check_teacher(
     distill: Distill,
-    turns: AssistantTurns,
+    rows: str,
     inputs: Inputs,
     dtype: torch.dtype,
     student: StoredShape,
-) -> TaughtTurns:
-    """Rows of `turns` with the stored predictions of the stage `teacher`.
+) -> None:
+    """Check the stored predictions of the stage `teacher` on the rows of a fingerprint.
 
     Raises:
         gristmill.train.objectives.reference_logps.StaleReferenceError: the predictions
@@ -196,14 +199,13 @@ def taught_turns(
     key = teacher_key(
         teacher_folder(distill, inputs),
         Chat(inputs["tokenizer"]),
-        turns.fingerprint,
+        rows,
         dtype,
         distill.temperature,
         kept_ids(distill, student.vocab_size),
         student.vocab_size,
     )
     check_key(inputs["teacher"], key, "teacher's distributions", "teacher")
-    return TaughtTurns(turns, TeacherFiles(inputs["teacher"], turns.masks), distill)
 
 
 @dataclass(frozen=True)
@@ -242,9 +244,7 @@ class HeldOutTurns:
             self.turns.sums_length, dtype=torch.float64, device=world.device
         )
         with evaluating(self.model):
-            for batch in micro_batches(
-                rows, world.data_rank, world.data_size, self.micro_batch_size
-            ):
+            for batch in world.micro_batches(rows, self.micro_batch_size):
                 sums += self.turns.loss(self.model, self.turns.prepare(batch), 1.0).sums
         return self.turns.report(
             sum_over_ranks(sums, world).tolist(), self.turns.weight(rows)

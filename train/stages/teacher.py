@@ -29,7 +29,6 @@ from gristmill.train.distributed.process_groups import (
     sum_over_ranks,
 )
 from gristmill.train.eval.held_out import read_token_bytes
-from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.models.model_config import StoredShape
 from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
 from gristmill.train.objectives.distillation import (
@@ -133,9 +132,7 @@ def run(
         sums = torch.zeros(3, dtype=torch.float64, device=world.device)
         rows = np.arange(objective.order.total, dtype=np.int64)
         with evaluating(model):
-            for batch in micro_batches(
-                rows, world.data_rank, world.data_size, section.micro_batch_size
-            ):
+            for batch in world.micro_batches(rows, section.micro_batch_size):
                 turns, targets, _ = objective.place(objective.prepare(batch))
                 head = partial(
                     distributions,
