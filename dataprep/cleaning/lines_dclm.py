@@ -116,7 +116,7 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
             code_point_flags(),
             character_classes(),
             rule,
-            limit,
+            float(limit),
             counts,
             sizes,
         )
