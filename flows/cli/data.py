@@ -106,7 +106,6 @@ def new(
 
     if not source:
         fail("nothing was written; give the data: gristmill new --source PATH")
-    looks: dict[str, Look] = {}
     paths: dict[str, str] = {}
     for path_option in source:
         prefix, equals, given_path = path_option.partition("=")
@@ -115,16 +114,19 @@ def new(
         path = given_path if has_name else path_option
         if not path or (has_name and not prefix):
             raise SourceError(f"--source {path_option!r}: give a path, or NAME=PATH")
-        label = prefix if has_name else source_name(path, list(looks))
-        if label in looks:
+        label = prefix if has_name else source_name(path, list(paths))
+        if label in paths:
             raise SourceError(
                 f"source {label!r} is given twice; rename one of them: NAME=PATH"
             )
-        looks[label] = look_at(label, anchored(path))
         paths[label] = path
-        echo(f"{label}: {looks[label].describe()}")
-    name = name or next(iter(looks))
+    name = name or next(iter(paths))
     target = file or Path(f"{name}.yaml")
+    sources = {}
+    for label, path in paths.items():
+        look = look_at(label, anchored(path))
+        echo(f"{label}: {look.describe()}")
+        sources[label] = place_in(target, path, look)
     vocabulary = None
     if tokenizer is not None:
         vocabulary = read_tokenizer(
@@ -138,9 +140,6 @@ def new(
         language_model and anchored(language_model),
         vocabulary,
     )
-    sources = {
-        label: place_in(target, path, looks[label]) for label, path in paths.items()
-    }
     text = write_manifest(wishes, sources, str(target))
     save_manifest(target, text)
     echo(f"\nwritten: {target}\n{NEXT_STEPS.format(target=target)}")

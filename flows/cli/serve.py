@@ -20,14 +20,15 @@ ManifestsArgument = Annotated[
         autocompletion=complete_manifest,
     ),
 ]
+LimitOption = Annotated[
+    int, Option(metavar="N", help="Number of concurrent flow runs.", min=1)
+]
 
 
 @app.command()
 def serve(
     manifests: ManifestsArgument = None,
-    limit: Annotated[
-        int, Option(metavar="N", help="Number of concurrent flow runs.", min=1)
-    ] = 1,
+    limit: LimitOption = 1,
     allow_open_server: Annotated[
         bool,
         Option(
@@ -60,9 +61,7 @@ def up(
             max=65534,
         ),
     ] = 4200,
-    limit: Annotated[
-        int, Option(metavar="N", help="Number of concurrent flow runs.", min=1)
-    ] = 1,
+    limit: LimitOption = 1,
     store: StoreOption = None,
 ) -> None:
     """Start the Prefect server and its UI on this machine, and serve the deployments

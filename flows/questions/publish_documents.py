@@ -81,20 +81,16 @@ def publish(
         / f"{identity[:16]}-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
     )
     summary: dict[str, Any] | None = find_json(folder / LIST)
+    foreign = None
     if summary is not None:
-        if summary.get("identity") != identity:
-            raise ExportError(
-                mask_text(
-                    f"{out} already holds another export; choose "
-                    "another folder, or remove it"
-                )
-            )
-        return {**summary, "is_new": False}
-    if work.exists():
-        if is_local(folder):
-            for pattern in (f"{NAMES[section.format][0]}-*", *OWN_FILES):
-                for leftover in folder.glob(f"{pattern}{TEMPORARY_MARK}*"):
-                    leftover.unlink()
+        if summary.get("identity") == identity:
+            return {**summary, "is_new": False}
+        foreign = "another export"
+    elif work.exists():
+        own = (f"{NAMES[section.format][0]}-*", *OWN_FILES)
+        for pattern in own if is_local(folder) else ():
+            for leftover in folder.glob(f"{pattern}{TEMPORARY_MARK}*"):
+                leftover.unlink()
     else:
         prefix, ending = NAMES[section.format]
         inner = folder / prefix.rpartition("/")[0] if "/" in prefix else folder
@@ -104,13 +100,13 @@ def publish(
         # the hub makes a README.md itself
         if not out.startswith(HUB) and section.format == "hf":
             existing += [name for name in OWN_FILES if (folder / name).exists()]
-        if existing:
-            raise ExportError(
-                mask_text(
-                    f"{out} already holds {min(existing)}; choose "
-                    "another folder, or remove it"
-                )
+        foreign = min(existing, default=None)
+    if foreign is not None:
+        raise ExportError(
+            mask_text(
+                f"{out} already holds {foreign}; choose another folder, or remove it"
             )
+        )
     node = Node(STAGE, identity, recipe, recipe)
     emit(StageStarted(node, StageFolder(work), work.exists()))
 

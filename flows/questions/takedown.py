@@ -181,7 +181,7 @@ class Takedown:
 
         held_out = sum(map(len, self.validation_rows.values()))
         kept = "kept" if written is None else "kept, forgotten now"
-        rows: dict[str, Sequence[object]] = {
+        effects: dict[str, Sequence[object]] = {
             "document shards": self.document_shards,
             "packed shards": self.packed_shards,
             "rows": [f"{len(self.rows)} of training", f"{held_out} held out"],
@@ -191,7 +191,7 @@ class Takedown:
             "models that know them": self.models,
             "answers of asked models": [f"{self.answers:,} {kept}"],
         }
-        for label, entries in rows.items():
+        for label, entries in effects.items():
             listing = ", ".join(map(str, entries)) or "none"
             console.print(f"{label:<26}  {listing}")
         if self.unknown_answers:
