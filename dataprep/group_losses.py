@@ -55,7 +55,7 @@ _LOSSES = TypeAdapter(list[GroupLoss], config=ConfigDict(defer_build=True))
 
 def read_losses(summary: Mapping[str, Any]) -> list[GroupLoss]:
     """Return the losses in the summary of a stage, by column, the largest first."""
-    return _LOSSES.validate_python(summary.get("losses", []))
+    return _LOSSES.validate_python(summary.get("group_losses", []))
 
 
 def describe_vanished(summary: Mapping[str, Any], guard: Guard) -> str:

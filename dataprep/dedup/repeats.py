@@ -55,7 +55,7 @@ class Cluster(TypedDict):
 
     cluster: str
     survivor: str
-    locator: str
+    locator: NotRequired[str]
     size: int
     kind: NotRequired[str]
 

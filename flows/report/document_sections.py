@@ -316,7 +316,7 @@ def duplicates(facts: Facts, name: str = "dedup") -> MaybeSection:
     summary = facts.step(name)
     rows = [
         [
-            cluster["locator"],
+            cluster.get("locator"),
             cluster["survivor"][:16],
             cluster["size"],
             cluster.get("kind"),

@@ -163,7 +163,7 @@ def run_stage(folder: Path, description: StageDescription) -> Mapping[str, objec
 
         counts = cast(Counts, summary["counts"])
         losses = count_losses(inputs, out, intended, counts, context)
-    return {**summary, "losses": [asdict(loss) for loss in losses]}
+    return {**summary, "group_losses": [asdict(loss) for loss in losses]}
 
 
 def write_error(folder: Path, error: BaseException) -> None:
