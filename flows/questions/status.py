@@ -147,8 +147,9 @@ def stage_states(session: Session) -> list[StageState]:
             counts = manifest["summary"].get("counts") or {}
             documents = None
             if "read" in counts:
-                numbers = (counts.get(name, 0) for name in COUNTED)
-                documents = DocumentCounts(*numbers, counts.get("dropped", {}))
+                read, kept, quarantined = (counts.get(name, 0) for name in COUNTED)
+                dropped = counts.get("dropped", {})
+                documents = DocumentCounts(read, kept, quarantined, dropped)
             num_bytes = sum(entry["bytes"] for entry in manifest["files"].values())
             seconds = manifest["seconds"]
             row = replace(row, seconds=seconds, bytes=num_bytes, documents=documents)
