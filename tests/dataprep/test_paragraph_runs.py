@@ -79,7 +79,7 @@ def test_split_of_a_source(tmp_path: Path, split: object, locators: list[str]) -
     [
         ({"split": "sentences"}, "paragraphs: 4000"),
         ({"split": {"paragraphs": 9}, "format": "jsonl"}, "jsonl"),
-        ({"split": {"paragraphs": 9}, "format": "hf"}, "rows"),
+        ({"split": {"paragraphs": 9}, "format": "hf"}, "format hf"),
         ({"split": {"paragraphs": 0}}, "greater than 0"),
     ],
 )
