@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -161,6 +162,9 @@ class Worker:
                 ),
             )
             self._process.start()
+        # an interrupt may end the job before it knows this worker, which Python would
+        # wait for at exit
+        weakref.finalize(self, self._process.kill)
         self._reader = threading.Thread(
             target=self._forward_output, args=(printed,), daemon=True
         )

@@ -254,6 +254,21 @@ def test_interrupt_reaches_the_caller(tmp_path: Path, mode: str) -> None:
         )
 
 
+FORGOTTEN = """
+    import pickle
+    from gristmill.dataprep.runners.pool import Worker, start_fork_server
+
+    start_fork_server(print)
+    worker = Worker(0, pickle.dumps(print))
+"""
+
+
+def test_worker_that_no_job_ends_does_not_outlive_the_process() -> None:
+    """A second interrupt can end a job before it has killed all workers."""
+    command = [sys.executable, "-c", textwrap.dedent(FORGOTTEN)]
+    subprocess.run(command, check=True, timeout=PATIENCE_SECONDS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_and_server_end_with_their_parent(
