@@ -37,10 +37,11 @@ class EngineCost(NamedTuple):
 
 
 MEASURED = {
-    "local": EngineCost(9.3, 135.0),
-    "ray": EngineCost(18.1, 89.6),
-    "dask": EngineCost(14.0, 121.0),
-    "spark": EngineCost(22.5, 217.0),
+    "local": EngineCost(2.5, 64.8),
+    "ray": EngineCost(11.0, 53.7),
+    "dask": EngineCost(6.0, 60.2),
+    "spark": EngineCost(12.2, 69.5),
+    "flink": EngineCost(24.6, 61.7),
 }
 """Engine -> its cost, from docs/bench-engines.md."""
 TIMES_CORES = (2, 4, 16)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from gristmill.core.files import read_json, write_json
 from gristmill.flows import export_tokens
+from gristmill.flows.cli import application
 from gristmill.flows.cli import data as data_commands
 from gristmill.flows.cli import main as cli
 from gristmill.tokenize.packed import PackedSet
@@ -63,7 +64,7 @@ def opened(
         manifest=manifest,
         command=lambda *words: " ".join(("gristmill", *words)),
     )
-    monkeypatch.setattr(data_commands, "open_or_exit", lambda *arguments: session)
+    monkeypatch.setattr(application, "open_or_exit", lambda *arguments: session)
     monkeypatch.setattr(export_tokens, "committed_inputs", lambda *arguments: committed)
 
 

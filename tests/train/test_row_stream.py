@@ -32,7 +32,7 @@ from gristmill.tokenize.packed_files import (
 from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.train.data.conversation_tokens import Conversation
-from gristmill.train.data.example_rows import Piece, packed_rows, write_example_rows
+from gristmill.train.data.example_rows import packed_rows, write_example_rows
 from gristmill.train.data.pairs import Pair
 from gristmill.train.data.preference_rows import PairRows
 from gristmill.train.data.row_stream import RowStream, StreamError, stream
@@ -111,13 +111,14 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def turns(tmp_path: Path) -> Path:
-    def piece(number: int, length: int) -> Piece:
+    def piece(number: int, length: int) -> Conversation:
         trained = np.arange(length) % 3 != number % 3
         trained[0] = False
-        return Piece(
-            number.to_bytes(16, "big"),
+        return Conversation(
             (np.arange(length) * 7 + number * 13) % 100,
             trained,
+            False,
+            number.to_bytes(16, "big").hex(),
         )
 
     sets = {
