@@ -32,7 +32,7 @@ measurement.
 """
 END_OF_TEXT = "<|endoftext|>"
 MIN_QUALITY = 0.02
-TOKENS_PER_BYTE = 0.02
+TOKENS_PER_BYTE = 0.01
 """Tokens of the mixture per byte of raw text: fewer than the steps keep of 60 pages,
 even with datatrove's verdicts.
 """
