@@ -8,7 +8,7 @@ scheduling, merging and recording.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -90,7 +90,7 @@ def seconds_per_mb(
 
     for work in works_on(shards[0]).values():
         work()  # loads what it needs
-    seconds: Counter[str] = Counter()
+    seconds = defaultdict[str, float](float)
     for file in corpus.folder.glob("*.jsonl"):
         lines = file.read_bytes().splitlines()
         seconds["JSON"] += processor_seconds(

@@ -99,8 +99,7 @@ def settings_from(name: str, content: Any, kind: type[Settings]) -> Settings:
         return kind.model_validate(content)
     except ValidationError as error:
         raise SweepError(
-            f"{name}: {problems_of(error)}; it holds a mapping with "
-            f"{', '.join(kind.model_fields)}"
+            f"{name}: {problems_of(error)}; its keys are {', '.join(kind.model_fields)}"
         ) from error
 
 
@@ -153,7 +152,9 @@ def check_names(place: str, names: Iterable[str], known: Collection[str]) -> Non
     """Raise SweepError if a place names anything but the known sources and tasks."""
     for name in names:
         if name not in known:
-            raise SweepError(f"{place}: no such name: {unknown_name(name, known)}")
+            raise SweepError(
+                f"{place}: no such source or task: {unknown_name(name, known)}"
+            )
 
 
 def drawn_mixtures(dirichlet: Dirichlet, shares: Weights) -> Iterator[Weights]:

@@ -143,7 +143,7 @@ def test_draws_lie_around_the_manifests_own_weights() -> None:
         ),
         ("- {prose: 1}\n- {prose: 2}", "a sweep needs at least 2 mixtures, not 1"),
         ("- {prose: 0}\n- {prose: 2}", "all weights of a mixture are 0"),
-        ("mixes: []", "mixes: unknown key.*a mapping with mixtures, grid, dirichlet"),
+        ("mixes: []", "mixes: unknown key.*its keys are mixtures, grid, dirichlet"),
         (
             "- {prose: -1}",
             "mixtures.0.prose: input should be greater than or equal to 0",

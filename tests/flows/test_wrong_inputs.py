@@ -307,18 +307,15 @@ ANSWERS = {
     "mixtures sweep good.yaml --weights absent --steps 2": "absent: there is no such "
     "file",
     "mixtures sweep good.yaml --weights binary.yaml --steps 2": "it is not UTF-8 text",
-    "mixtures sweep good.yaml --weights empty.yaml --steps 2": "the file: must be a "
-    "mapping; it holds a "
-    "list of",
+    "mixtures sweep good.yaml --weights empty.yaml --steps 2": "the file: must be a mapping; its keys are mixtures",
     "mixtures sweep good.yaml --weights list.yaml --steps 2": "mixtures.0: must be a "
     "mapping",
-    "mixtures sweep good.yaml --weights other-grid.yaml --steps 2": "no such source: "
-    "b (sources: a)",
+    "mixtures sweep good.yaml --weights other-grid.yaml --steps 2": "no such source or task: 'b'; there are a",
     "mixtures sweep good.yaml --weights grid.yaml --steps 0": "greater than or equal "
     "to 1",
     "mixtures sweep good.yaml --weights grid.yaml --steps 2 --model nosuch=3": "pretrain.model.nosuch: unknown key",
     "mixtures sweep good.yaml --weights grid.yaml --steps 2 --model layers": "--model 'layers': write --model NAME=VALUE",
-    "mixtures sweep good.yaml --weights grid.yaml --steps 2 --target b=1": "--target: no such source: b",
+    "mixtures sweep good.yaml --weights grid.yaml --steps 2 --target b=1": "--target: no such source or task: 'b'; there are a",
     "mixtures sweep good.yaml --weights grid.yaml --steps 2 --target a=-1": "the share of a is below 0",
     "mixtures sweep data.yaml --weights grid.yaml --steps 2": "data.yaml has no "
     "`mix:` and `pretrain:` sections",
