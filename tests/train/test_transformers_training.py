@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from gristmill.core.files import read_json, write_json
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import LoraError
+from gristmill.train.distributed.process_groups import multiply_with_avx512
 from gristmill.train.models.model_config import ShapeError
 from gristmill.train.models.weights import (
     load_model,
@@ -97,7 +99,17 @@ def losses_of(folder: Path) -> list[float]:
     return [line["loss"] for line in read_metrics(folder) if "loss" in line]
 
 
+@pytest.fixture
+def products_of_stages() -> Iterator[None]:
+    """Products of matrices by the library that stages use on this processor."""
+    before = torch.get_float32_matmul_precision()
+    multiply_with_avx512()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("products_of_stages")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fine_tuning_equals_a_plain_loop_over_the_module(
     family: str,
