@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -696,6 +697,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv(name, value)
     S3Files.clear_instance_cache()
     yield "s3://tokens/mix"
+    for thread in threading.enumerate():
+        if thread.name.startswith("read-ahead"):
+            thread.join()  # it would ask a server that is gone for minutes
     moto_server.stop()
     S3Files.clear_instance_cache()
 
