@@ -124,7 +124,7 @@ def query(
     from gristmill.flows.questions.find_documents import (
         committed_corpus,
     )
-    from gristmill.flows.questions.query import ask, print_answer
+    from gristmill.flows.questions.query import ask, print_rows
 
     if (out is not None) + as_csv + as_json > 1:
         fail("give one of --out, --csv and --json")
@@ -142,7 +142,7 @@ def query(
                 [dict(zip(answer.columns, row, strict=True)) for row in answer.rows()]
             )
         else:
-            print_answer(answer)
+            print_rows(answer)
 
 
 @about_manifest

@@ -127,7 +127,7 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
             connection.close()
 
 
-def print_answer(answer: Answer) -> None:
+def print_rows(answer: Answer) -> None:
     """Print the first rows as a table that fits the terminal, or as lines if there are
     too many columns.
     """

@@ -342,9 +342,9 @@ def find_log(session: Session, stage: str | None) -> Path:
         UnknownStageError: the manifest has no such stage.
     """
     rows = [] if stage else stage_states(session)
-    made = [row for row in reversed(rows) if row.state in LOG_ORDER]
-    made.sort(key=lambda row: LOG_ORDER.index(row.state))
-    chosen = stage or next((row.stage for row in made), None)
+    logged = [row for row in reversed(rows) if row.state in LOG_ORDER]
+    logged.sort(key=lambda row: LOG_ORDER.index(row.state))
+    chosen = stage or next((row.stage for row in logged), None)
     if chosen is None:
         raise NoLogError(
             f"nothing of {session.manifest_file} has been run in "
