@@ -11,7 +11,7 @@ import random
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 DOCSTRING = re.compile(
@@ -29,8 +29,6 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 PARAGRAPH_SENTENCES = 5
 CORPUS = "documentation of installed packages"
 """Name in notes of `documentation` and `paragraphs`."""
-PAGES_CORPUS = "documentation of installed packages, some in another order"
-"""Name in notes of `pages`."""
 PAGE_CHARACTERS = 2500
 
 
@@ -58,11 +56,12 @@ def paragraphs(number: int, words_each: int) -> list[str]:
     )
 
 
-def pages(number: int) -> list[str]:
-    """Return the first pieces of documentation, in the order of the files' names; after
-    the last one, pages of the same sentences, shuffled across all files by seeds.
+def pages(number: int, first_texts: Iterable[str] = ()) -> list[str]:
+    """Return the first pieces of some texts, and then of documentation, in the order of
+    the files' names; after the last one, pages of the same sentences, shuffled across
+    all files by seeds.
     """
-    return _first(_pages(), number)
+    return _first(_pages(first_texts), number)
 
 
 def modules() -> Iterator[str]:
@@ -104,11 +103,12 @@ def _documentation() -> Iterator[str]:
         yield from _pieces(_prose(DOCSTRING.findall(module)), seen)
 
 
-def _pages() -> Iterator[str]:
+def _pages(first_texts: Iterable[str]) -> Iterator[str]:
     seen: set[int] = set()
     sentences: list[str] = []
     packages = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
-    for suffix, text in _files((*packages, DEBIAN_DOCUMENTATION), SUFFIXES):
+    files = _files((*packages, DEBIAN_DOCUMENTATION), SUFFIXES)
+    for suffix, text in chain((("", text) for text in first_texts), files):
         texts = [TAGS.sub("", text) if suffix == ".html" else text]
         prose = _prose(DOCSTRING.findall(text) if suffix == ".py" else texts)
         for page in _pieces(prose, seen, PAGE_CHARACTERS):

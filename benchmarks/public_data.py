@@ -29,6 +29,19 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def prose() -> Iterator[str]:
+    """Read the English prose: books, PEPs, posts, speeches and reviews; nothing where the
+    data is absent.
+    """
+    folder = data_folder() / "text"
+    if folder.exists():
+        for name in ("books", "peps", "18f_posts"):
+            for record in read_records(folder / f"{name}.jsonl.zst"):
+                yield record["text"]
+        for name in ("state_union", "inaugural", "movie_reviews"):
+            yield from read_archive(folder / f"{name}.zip", "latin-1").values()
+
+
 def read_archive(path: Path, encoding: str = "utf-8") -> dict[str, str]:
     """Read the text files of a zip archive by their names, sorted."""
     with zipfile.ZipFile(path) as archive:

@@ -9,10 +9,9 @@ MinHash a duplicate), for the rows against datatrove; and gristmill's own. datat
 pipeline is that of its FineWeb example, MinHash in its four steps, with two workers.
 Peers that do less are compared with a chain of ours with the same steps (`Peer.same`).
 
-Every peer gets every corpus. The corpora are of real, distinct pages of prose
-(`installed_texts.pages`): the documentation of the installed packages, some 60 MB, and
-what a larger one has beyond that is the same sentences in another order. A corpus and
-its outputs are removed after the last row of it.
+Every peer gets every corpus (`pages.py`): some 110 MB are real, distinct prose, and what
+a larger one has beyond that is the same sentences in another order. A corpus and its
+outputs are removed after the last row of it.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ from benchmarks.chain.our_chain import (
     make_models,
     write_chain,
 )
-from benchmarks.chain.pages import Corpus, remove_corpus, write_corpus
+from benchmarks.chain.pages import CORPUS, Corpus, remove_corpus, write_corpus
 from benchmarks.chain.peers import PEERS, Peer, PeerError, fresh
 from benchmarks.chain.verdicts import compare, datatrove_verdicts, our_verdicts
-from benchmarks.installed_texts import PAGES_CORPUS
 from benchmarks.measuring import Row, cost_row, row
 from gristmill.mixtures.base import RawSection
 
@@ -181,8 +179,7 @@ def peer_rows(
             f"{row_name}, {corpus.documents:,} documents",
         )
         note = (
-            f"{size:.0f} MB of {PAGES_CORPUS} in {run.seconds:.1f} s, "
-            f"{chain.kept():,} kept"
+            f"{size:.0f} MB of {CORPUS} in {run.seconds:.1f} s, {chain.kept():,} kept"
         )
         try:
             done = peer.work(python, corpus, models, fresh(folder / peer.name))

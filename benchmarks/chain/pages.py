@@ -1,8 +1,9 @@
 """Pages of JSONL for whole chains: real prose, and the rejects of a crawl.
 
-Page k is a function of k and of the installed packages: most are their documentation,
-and those beyond it the same sentences in another order; a tenth are near copies of an
-earlier page, some equal one, and every rule and the language step drop some.
+Page k is a function of k, the public test data and the installed packages: the prose of
+the former comes first where it is present, then the documentation of the latter, and
+beyond it the same sentences in another order; a tenth are near copies of an earlier
+page, some equal one, and every rule and the language step drop some.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import installed_texts
+from benchmarks import installed_texts, public_data
 from benchmarks.dataprep.reading import make_pages, make_warc
 
 FILE_DOCUMENTS = 5000
 """Pages of a file, of 14 MB."""
+CORPUS = "public prose and documentation of installed packages, some in another order"
+"""Name in notes."""
 ARCHIVE_DOCUMENTS = 500
 """Pages of a web archive, of 20 MB of HTML."""
 MOST_EDITS = 6
@@ -115,7 +118,7 @@ class Pages:
     """Pages 0 to documents - 1."""
 
     def __init__(self, documents: int) -> None:
-        self._pieces = installed_texts.pages(documents)
+        self._pieces = installed_texts.pages(documents, public_data.prose())
 
     def text(self, number: int) -> str:
         """Return the text of a page."""

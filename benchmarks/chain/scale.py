@@ -36,10 +36,9 @@ from benchmarks.chain.our_chain import (
     write_chain,
 )
 from benchmarks.chain.pages import Corpus, remove_corpus
-from benchmarks.checkout import data_folder
 from benchmarks.installed_texts import paragraphs
 from benchmarks.measuring import Row, cost_row, row
-from benchmarks.public_data import read_archive, read_records
+from benchmarks.public_data import prose
 
 DOCUMENTS = (650_000, 6_500_000)
 """About 3 GB and 31 GB; the larger needs 60 GB of disk."""
@@ -213,14 +212,9 @@ def escaped_paragraphs() -> list[tuple[str, int]]:
 
 def read_paragraphs() -> Iterator[str]:
     """Paragraphs of prose of the public test data, or of installed packages."""
-    folder = data_folder() / "text"
-    if not folder.exists():
+    texts = list(prose())
+    if not texts:
         yield from paragraphs(INSTALLED_PARAGRAPHS, WORDS_OF_INSTALLED)
-        return
-    texts = [record["text"] for record in read_records(folder / "books.jsonl.zst")]
-    texts += [record["text"] for record in read_records(folder / "peps.jsonl.zst")]
-    for name in ("state_union", "inaugural", "movie_reviews"):
-        texts += read_archive(folder / f"{name}.zip", "latin-1").values()
     for text in texts:
         for paragraph in re.split(r"\n\s*\n", text):
             if len(paragraph) >= LEAST_CHARACTERS:

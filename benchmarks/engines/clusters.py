@@ -54,8 +54,8 @@ rest.address: 127.0.0.1
 rest.bind-address: 127.0.0.1
 rest.port: {rest}
 io.tmp.dirs: {folder}
-taskmanager.numberOfTaskSlots: 1
-taskmanager.cpu.cores: 1.0
+taskmanager.numberOfTaskSlots: {slots}
+taskmanager.cpu.cores: {slots}.0
 taskmanager.memory.framework.heap.size: 64m
 taskmanager.memory.framework.off-heap.size: 64m
 taskmanager.memory.task.heap.size: 128m
@@ -191,10 +191,13 @@ def find_engine(pattern: str) -> Path:
     return paths[-1]
 
 
-def start_dask(folder: Path) -> Cluster:
-    """Start a scheduler and two workers."""
+def start_dask(folder: Path, workers: int = 2, threads: int = 1) -> Cluster:
+    """Start a scheduler and workers."""
     file = folder / "scheduler.json"
-    cluster = Cluster({"runner": "dask", "workers": 2}, "a scheduler and two workers")
+    cluster = Cluster(
+        {"runner": "dask", "workers": 2},
+        f"a scheduler and workers with {workers} x {threads} threads",
+    )
     loopback = ("--host", "127.0.0.1", "--no-dashboard")
     cluster.start(
         folder,
@@ -209,7 +212,7 @@ def start_dask(folder: Path) -> Cluster:
     )
     wait_until(lambda: file.exists() and file.read_text().endswith("}"))
     cluster.engine["address"] = json.loads(file.read_text())["address"]
-    for _ in range(2):
+    for _ in range(workers):
         cluster.start(
             folder,
             sys.executable,
@@ -218,7 +221,7 @@ def start_dask(folder: Path) -> Cluster:
             cluster.engine["address"],
             *loopback,
             "--nthreads",
-            "1",
+            str(threads),
             "--no-nanny",
             "--local-directory",
             str(folder),
@@ -226,9 +229,9 @@ def start_dask(folder: Path) -> Cluster:
     return cluster
 
 
-def start_ray(folder: Path) -> Cluster:
-    """Start a head without CPUs and two nodes with one each; each has an address of the
-    loopback network and a temporary folder of its own.
+def start_ray(folder: Path, nodes: int = 2, cpus: int = 1) -> Cluster:
+    """Start a head without CPUs, and nodes, whose tasks take all their CPUs; each has
+    an address of the loopback network and a temporary folder of its own.
     """
     # With a token in the user's home (`ray.init` writes one) a head asks for it, and
     # nodes do not give it.
@@ -236,7 +239,8 @@ def start_ray(folder: Path) -> Cluster:
     port = free_port()
     address = f"{RAY_HEAD}:{port}"
     cluster = Cluster(
-        {"runner": "ray", "address": address}, "a head and two nodes of one CPU"
+        {"runner": "ray", "address": address, "options": {"num_cpus": cpus}},
+        f"a head and nodes with {nodes} x {cpus} CPUs",
     )
 
     def start(name: str, host: str, *arguments: str) -> None:
@@ -267,11 +271,11 @@ def start_ray(folder: Path) -> Cluster:
         "--include-dashboard=false",
     )
     wait_until(lambda: answers(port, RAY_HEAD))
-    for number in range(2):
+    for number in range(nodes):
         node = f"127.0.0.{number + 3}"
-        start(f"node-{number}", node, f"--address={address}", "--num-cpus=1")
+        start(f"node-{number}", node, f"--address={address}", f"--num-cpus={cpus}")
     log = folder / "cluster.log"
-    wait_until(lambda: log.read_text().count("Ray runtime started") == 3)
+    wait_until(lambda: log.read_text().count("Ray runtime started") == 1 + nodes)
     return cluster
 
 
@@ -289,7 +293,11 @@ def start_spark(folder: Path, workers: int = 2, cores: int = 1) -> Cluster:
         {
             "runner": "spark",
             "address": master,
-            "options": {**SPARK_SETTINGS, "spark.executor.cores": str(cores)},
+            "options": {
+                **SPARK_SETTINGS,
+                "spark.executor.cores": str(cores),
+                "spark.task.cpus": str(cores),
+            },
         },
         f"a master and workers with {workers} x {cores} cores",
     )
@@ -334,10 +342,8 @@ def start_spark(folder: Path, workers: int = 2, cores: int = 1) -> Cluster:
     return cluster
 
 
-def start_flink(folder: Path) -> Cluster:
-    """Start a JobManager and two TaskManagers, each of which starts a worker
-    (PROCESS).
-    """
+def start_flink(folder: Path, managers: int = 2, slots: int = 1) -> Cluster:
+    """Start a JobManager and TaskManagers, each of which starts a worker (PROCESS)."""
     if shutil.which("java") is None:
         raise MissingEngineError("flink: needs java, which is not on this machine")
     server = find_engine("flink-*-beam-*/*.jar")
@@ -347,7 +353,7 @@ def start_flink(folder: Path) -> Cluster:
     jars = find_engine("flink-cluster-*/lib")
     rest, rpc = free_port(), free_port()
     (folder / "config.yaml").write_text(
-        FLINK_SETTINGS.format(rest=rest, rpc=rpc, folder=folder)
+        FLINK_SETTINGS.format(rest=rest, rpc=rpc, slots=slots, folder=folder)
     )
     command = {"command": str(program()), "env": {"PYTHONPATH": CHECKOUT}}
     cluster = Cluster(
@@ -362,7 +368,8 @@ def start_flink(folder: Path) -> Cluster:
                 "job_server_jvm_properties": list(FLINK_JAVA[:3]),
             },
         },
-        "a JobManager and two TaskManagers, a worker below each (PROCESS)",
+        f"a JobManager and TaskManagers with {managers} x {slots} slots, a worker "
+        "below each (PROCESS)",
     )
     java = ("java", *FLINK_JAVA, "-cp", f"{jars}/*:{server}")
     config = ("--configDir", str(folder))
@@ -372,20 +379,20 @@ def start_flink(folder: Path) -> Cluster:
         "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
         *config,
     )
-    for _ in range(2):
+    for _ in range(managers):
         cluster.start(
             folder,
             *java,
             "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
             *config,
         )
-    wait_until(lambda: has_slots(rest, 2))
+    wait_until(lambda: has_slots(rest, managers * slots))
     return cluster
 
 
-def start_flink_external(folder: Path) -> Cluster:
+def start_flink_external(folder: Path, managers: int = 2, slots: int = 1) -> Cluster:
     """Start Flink with workers from a pool."""
-    cluster = start_flink(folder)
+    cluster = start_flink(folder, managers, slots)
     cluster.description = cluster.description.replace(
         "a worker below each (PROCESS)", "workers that a pool starts (EXTERNAL)"
     )
@@ -424,11 +431,14 @@ def start_pool(cluster: Cluster, folder: Path) -> str:
 
 ENGINES: Mapping[str, Callable[[Path], Cluster]] = {
     "ray": start_ray,
+    "ray-host": partial(start_ray, nodes=1, cpus=2),
     "dask": start_dask,
+    "dask-host": partial(start_dask, workers=1, threads=2),
     "spark": start_spark,
     "spark-host": partial(start_spark, workers=1, cores=2),
     "flink": start_flink,
     "flink-external": start_flink_external,
+    "flink-host": partial(start_flink_external, managers=1, slots=2),
 }
 
 

@@ -62,8 +62,8 @@ class Bounds:
 
 
 BOUNDS = {
-    "ray": Bounds("ray", {300: 1.3, 800: 1.15}, 10.0),
-    "dask": Bounds("dask", {300: 1.3, 800: 1.15}, 10.0),
+    "ray": Bounds("ray-host", {300: 1.3, 800: 1.15}, 10.0),
+    "dask": Bounds("dask-host", {300: 1.3, 800: 1.15}, 10.0),
     "spark": Bounds("spark-host", {300: 1.3, 800: 1.15}, 20.0),
     "flink": Bounds("flink-external", {300: 2.0}, None),
 }

@@ -26,7 +26,7 @@ from gristmill.dataprep.runners.errors import (
     own_error,
     shorten,
 )
-from gristmill.dataprep.runners.pool import Element
+from gristmill.dataprep.runners.pool import Element, Mode
 from gristmill.dataprep.runners.runner import run_there
 
 ATTEMPTS = 2
@@ -115,6 +115,7 @@ def run_on_cluster(
     work: GroupWork,
     remaining_groups: Callable[[], Sequence[Sequence[Element]]],
     receive: Receive | None = None,
+    mode: Mode = "threads",
 ) -> None:
     """Run a job (`runner.run_there`), and retry it if the runner gives up because a
     worker was lost.
@@ -123,7 +124,7 @@ def run_on_cluster(
     restart strategy.
 
     Args:
-        job, context, work, receive: see `runner.run_there`.
+        job, context, work, receive, mode: see `runner.run_there`.
         records: folder of the tasks' records.
         remaining_groups: function that returns the unfinished elements, called before
             each attempt.
@@ -134,7 +135,7 @@ def run_on_cluster(
     num_failures = 0
     while groups:
         try:
-            run_there(job, context, work, groups, receive)
+            run_there(job, context, work, groups, receive, mode=mode)
             return
         except Exception as error:
             num_before = sum(map(len, groups))

@@ -5,16 +5,24 @@ jobs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import chain
+from typing import Any, ClassVar, NamedTuple
 
 from gristmill.dataprep.runners.pool import Element
+from gristmill.mixtures.schema.engine import EngineOptions
 
 INSTALL = "is not installed; install it with: pip install 'gristmill[engines]'"
 GroupWork = Callable[[Sequence[Element]], Iterable[tuple[int, bytes]]]
 """Function that runs the tasks of an element and yields the data to shuffle."""
 Receive = Callable[[int, Iterable[bytes]], None]
 """Function that receives the data shuffled to one number."""
+ROUNDS = 4
+"""Elements of a job for each thread or slot of a cluster, at least: the last ones then
+end at nearly the same time.
+"""
 
 
 class Job(NamedTuple):
@@ -28,6 +36,7 @@ class Job(NamedTuple):
         groups: all elements.
         gpu: True if each task needs a GPU, if the cluster has some.
         seconds: time limit, or None.
+        threads: of a task.
     """
 
     process: int
@@ -36,10 +45,52 @@ class Job(NamedTuple):
     groups: Sequence[Sequence[Element]]
     gpu: bool
     seconds: float | None
+    threads: int
+
+    def elements(self, num_slots: int) -> list[list[Element]]:
+        """Join the elements into those of tasks with several threads each.
+
+        >>> job = Job(0, b"", None, [[(str(n), {})] for n in range(9)], False, None, 2)
+        >>> [len(element) for element in job.elements(num_slots=1)]
+        [9]
+        >>> [len(element) for element in job.elements(num_slots=2)]
+        [5, 4]
+        """
+        if self.threads == 1:
+            return list(map(list, self.groups))
+        number = len(self.groups)
+        size = max(number // (ROUNDS * num_slots), ROUNDS * self.threads)
+        num_elements = max(-(-number // size), min(num_slots, number))
+        return [
+            list(chain.from_iterable(self.groups[first::num_elements]))
+            for first in range(num_elements)
+        ]
+
+
+thread_pool = cache(ThreadPoolExecutor)
+"""Threads of a worker, by their number; they keep their models and memory."""
+
+
+def run_in_threads(
+    threads: int, work: GroupWork, group: Sequence[Element]
+) -> Iterator[tuple[int, bytes]]:
+    """Run the tasks of an element in threads; yields what they yield, in their order."""
+    for pairs in thread_pool(threads).map(lambda element: list(work([element])), group):
+        yield from pairs
 
 
 class Connection(ABC):
     """Connection of this process to a cluster."""
+
+    cpus_option: ClassVar[str | None] = None
+    """Option of the engine with the number of CPUs of a task, which runs as many
+    threads.
+    """
+
+    @classmethod
+    def num_threads(cls, options: EngineOptions) -> int:
+        """Number of threads of a task."""
+        return max(1, int(options.get(cls.cpus_option or "", 1)))
 
     @staticmethod
     @abstractmethod
@@ -48,7 +99,7 @@ class Connection(ABC):
 
     @staticmethod
     @abstractmethod
-    def receiver(receive: Receive) -> Callable[..., Any]:
+    def receiver(receive: Receive, threads: int) -> Callable[..., Any]:
         """Function by which workers receive what was shuffled."""
 
     @abstractmethod

@@ -11,11 +11,18 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.managers import BaseManager
 from typing import Any
 
-from gristmill.dataprep.runners.connection import Connection, GroupWork, Job, Receive
-from gristmill.dataprep.runners.pool import Element
+from gristmill.dataprep.runners.connection import (
+    Connection,
+    GroupWork,
+    Job,
+    Receive,
+    run_in_threads,
+)
+from gristmill.dataprep.runners.pool import Element, Mode
 from gristmill.dataprep.runners.ship_files import arguments_of, carry
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
 from gristmill.mixtures.schema.engine import BeamEngine
@@ -47,6 +54,7 @@ def run_by_connection(
     groups: Sequence[Sequence[Element]],
     receive: Receive | None,
     seconds: float | None,
+    mode: Mode = "threads",
 ) -> None:
     """Run a job by the connection of the run, or of this process; see
     `runner.run_there`.
@@ -60,13 +68,18 @@ def run_by_connection(
     import cloudpickle
 
     kind = connection_type(engine)
+    threads = 1 if mode == "processes" else kind.num_threads(engine.options)
+    gpu = wants_gpu(work)
+    if threads > 1:
+        work = partial(run_in_threads, threads, work)
     job = Job(
         os.getpid(),
         cloudpickle.dumps(carry(kind.sender(work))),
-        receive and cloudpickle.dumps(carry(kind.receiver(receive))),
+        receive and cloudpickle.dumps(carry(kind.receiver(receive, threads))),
         groups,
-        wants_gpu(work),
+        gpu,
         seconds,
+        threads,
     )
     shared = find_shared()
     if shared is None:

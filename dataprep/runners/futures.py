@@ -34,6 +34,7 @@ from gristmill.dataprep.runners.connection import (
     GroupWork,
     Job,
     Receive,
+    thread_pool,
 )
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element
@@ -82,7 +83,7 @@ def scatter(
     return [None, *map(Part, lengths, contents)]
 
 
-def gather(receive: Receive, *parts: Part) -> list[None]:
+def gather(receive: Receive, threads: int, *parts: Part) -> list[None]:
     """Receive the batches of some keys on a worker, from the parts of all senders."""
     batches = defaultdict[int, list[np.ndarray]](list)
     for lengths, content in parts:
@@ -90,8 +91,9 @@ def gather(receive: Receive, *parts: Part) -> list[None]:
         for key, length in lengths:
             batches[key].append(content[start : start + length])
             start += length
-    for key in sorted(batches):
-        receive(key, (batch.tobytes() for batch in batches[key]))
+    keys = sorted(batches)
+    contents = (map(np.ndarray.tobytes, batches.pop(key)) for key in keys)
+    list(thread_pool(threads).map(receive, keys, contents))
     return [None]
 
 
@@ -107,20 +109,21 @@ class FuturesConnection(Connection):
         return partial(scatter, work)
 
     @staticmethod
-    def receiver(receive: Receive) -> Callable[..., Any]:
+    def receiver(receive: Receive, threads: int) -> Callable[..., Any]:
         """See `Connection`."""
-        return partial(gather, receive)
+        return partial(gather, receive, threads)
 
     def run(self, job: Job) -> None:
         """See `Connection`."""
         try:
+            num_slots = self.num_slots()
+            elements = job.elements(num_slots)
             num_receivers = 0
             if job.receive is not None:
-                num_receivers = RECEIVERS_PER_SLOT * self.num_slots()
                 num_receivers = max(
-                    1, min(num_receivers, MOST_PARTS // len(job.groups))
+                    1, min(RECEIVERS_PER_SLOT * num_slots, MOST_PARTS // len(elements))
                 )
-            pairs = [(num_receivers, group) for group in job.groups]
+            pairs = [(num_receivers, element) for element in elements]
             sent = self._run_tasks(job, job.send, pairs, num_receivers)
             if job.receive is not None:
                 parts_by_receiver = list(zip(*sent, strict=True))
@@ -146,7 +149,7 @@ class FuturesConnection(Connection):
         outputs = []
         for values in arguments:
             # a task may run, and its job be cancelled, before all are submitted
-            done, *sent_parts = self.submit(shipped, values, 1 + parts, job.gpu)
+            done, *sent_parts = self.submit(job, shipped, values, 1 + parts)
             futures.append(done)
             outputs.append(sent_parts)
         self.wait(futures, job.seconds)
@@ -158,7 +161,7 @@ class FuturesConnection(Connection):
 
     @abstractmethod
     def num_slots(self) -> int:
-        """Number of threads of the workers."""
+        """Number of tasks that run at the same time."""
 
     @abstractmethod
     def put(self, function: bytes) -> Future:
@@ -166,9 +169,9 @@ class FuturesConnection(Connection):
 
     @abstractmethod
     def submit(
-        self, function: Future, arguments: Sequence[Any], outputs: int, gpu: bool
+        self, job: Job, function: Future, arguments: Sequence[Any], outputs: int
     ) -> list[Future]:
-        """Submit a task, whose function returns a list of `outputs` results."""
+        """Submit a task of a job, whose function returns a list of `outputs` results."""
 
     @abstractmethod
     def wait(self, futures: Sequence[Future], seconds: float | None) -> None:
@@ -231,7 +234,7 @@ class DaskConnection(FuturesConnection):
         return self._client.submit(pickle.loads, function, pure=False)
 
     def submit(
-        self, function: Future, arguments: Sequence[Any], outputs: int, gpu: bool
+        self, job: Job, function: Future, arguments: Sequence[Any], outputs: int
     ) -> list[Future]:
         """See `FuturesConnection`."""
         submit = partial(self._client.submit, pure=False)
@@ -277,6 +280,8 @@ class RayConnection(FuturesConnection):
         engine: its address is `auto`, `HOST:PORT` or `ray://HOST:PORT`; its options are
             those of each task (RAY_TASK_OPTIONS), and keyword arguments of `ray.init`.
     """
+
+    cpus_option = "num_cpus"
 
     def __init__(self, engine: BeamEngine) -> None:
         try:
@@ -330,10 +335,12 @@ class RayConnection(FuturesConnection):
         return self._ray.put(function)
 
     def submit(
-        self, function: Future, arguments: Sequence[Any], outputs: int, gpu: bool
+        self, job: Job, function: Future, arguments: Sequence[Any], outputs: int
     ) -> list[Future]:
         """See `FuturesConnection`."""
-        options = {"num_gpus": int(gpu and self._has_gpus), **self._options}
+        options = {"num_gpus": int(job.gpu and self._has_gpus), **self._options}
+        if job.threads == 1:
+            options["num_cpus"] = min(1, options.get("num_cpus", 1))
         call = self._call.options(name="gristmill", num_returns=outputs, **options)
         futures = call.remote(function, *arguments)
         return [futures] if outputs == 1 else futures

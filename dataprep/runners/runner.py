@@ -25,7 +25,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners.connection import GroupWork, Receive
 from gristmill.dataprep.runners.connections import run_by_connection
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.dataprep.runners.pool import Element, Pool, Work
+from gristmill.dataprep.runners.pool import Element, Mode, Pool, Work
 from gristmill.dataprep.runners.servers import answers
 from gristmill.dataprep.runners.ship_files import carry_step
 from gristmill.mixtures.schema.engine import CONNECTED, EngineOptions
@@ -80,6 +80,7 @@ def run_there(
     groups: Sequence[Sequence[Element]],
     receive: Receive | None = None,
     seconds: float | None = None,
+    mode: Mode = "threads",
 ) -> None:
     """Run a job with another runner, which may retry each element.
 
@@ -92,6 +93,7 @@ def run_there(
         receive: receives a number and all bytes yielded with it, in any order; may be
             retried too.
         seconds: time limit of the job, or None; of no effect on Spark.
+        mode: `processes` if `work` holds the GIL, so that threads would not help.
 
     Raises:
         WorkerError: the cluster or the job server does not answer.
@@ -101,7 +103,7 @@ def run_there(
     engine = context.beam
     runner = engine.runner
     if runner in CONNECTED:
-        run_by_connection(engine, work, groups, receive, seconds)
+        run_by_connection(engine, work, groups, receive, seconds, mode)
         return
     beam = import_beam()
     options: EngineOptions = engine.options

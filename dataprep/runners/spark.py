@@ -26,7 +26,13 @@ from zipimport import zipimporter
 
 from gristmill.core.processes import in_environment, wait_until
 from gristmill.dataprep.runners import worker_bootstrap
-from gristmill.dataprep.runners.connection import Connection, GroupWork, Job, Receive
+from gristmill.dataprep.runners.connection import (
+    Connection,
+    GroupWork,
+    Job,
+    Receive,
+    thread_pool,
+)
 from gristmill.dataprep.runners.errors import MissingEngineError, WorkerError
 from gristmill.dataprep.runners.ship_files import package_digest
 from gristmill.mixtures.schema.engine import BeamEngine, EngineOptions
@@ -75,13 +81,15 @@ def in_worker(function: Callable[[Any], Any], argument: Any) -> Any:
     return function(argument)
 
 
-def receive_all(receive: Receive, pairs: Iterable[tuple[int, bytes]]) -> list[None]:
+def receive_all(
+    receive: Receive, threads: int, pairs: Iterable[tuple[int, bytes]]
+) -> list[None]:
     """Receive all numbers of a task, each with all bytes yielded with it."""
     batches = defaultdict[int, list[bytes]](list)
     for number, batch in pairs:
         batches[number].append(batch)
-    for number in list(batches):
-        receive(number, batches.pop(number))
+    numbers = list(batches)
+    list(thread_pool(threads).map(receive, numbers, map(batches.pop, numbers)))
     return []
 
 
@@ -108,6 +116,8 @@ class SparkConnection(Connection):
         WorkerError: no master answers, or it has no executor in time.
         MissingEngineError: there is no Spark on this machine.
     """
+
+    cpus_option = "spark.task.cpus"
 
     def __init__(self, engine: BeamEngine) -> None:
         master, options = str(engine.address), engine.options
@@ -146,15 +156,16 @@ class SparkConnection(Connection):
         return partial(in_worker, work)
 
     @staticmethod
-    def receiver(receive: Receive) -> Callable[..., Any]:
+    def receiver(receive: Receive, threads: int) -> Callable[..., Any]:
         """See `Connection`."""
-        return partial(in_worker, partial(receive_all, receive))
+        return partial(in_worker, partial(receive_all, receive, threads))
 
     def run(self, job: Job) -> None:
         """Run a job; each element is its own task, in order. It has no time limit."""
         self._context.setJobGroup(str(job.process), "gristmill", interruptOnCancel=True)
-        number = len(job.groups)
-        outputs = self._context.parallelize(job.groups, number).flatMap(
+        elements = job.elements(self._context.defaultParallelism // job.threads)
+        number = len(elements)
+        outputs = self._context.parallelize(elements, number).flatMap(
             pickle.loads(job.send)
         )
         if job.receive is not None:

@@ -383,7 +383,7 @@ def _run_to_completion(
     with raising_what_was_noted(job, records):
         if context.beam.runner != "local":
             do = partial(do_group, process, str(records))
-            run_on_cluster(job, context, records, do, remaining_groups)
+            run_on_cluster(job, context, records, do, remaining_groups, mode=mode)
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         elements = elements_of(tasks)

@@ -22,6 +22,7 @@ from benchmarks.engines import clusters
 from benchmarks.engines.clusters import PATIENCE_SECONDS, Cluster, running
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import connections, futures
+from gristmill.dataprep.runners.connection import Job
 from gristmill.dataprep.runners.errors import WorkerError
 from gristmill.dataprep.runners.pool import Element
 from gristmill.dataprep.runners.runner import run_there
@@ -48,7 +49,7 @@ class LocalCluster(futures.FuturesConnection):
         return pickle.loads(function)
 
     def submit(
-        self, function: Any, arguments: Any, outputs: int, gpu: bool
+        self, job: Job, function: Any, arguments: Any, outputs: int
     ) -> list[Any]:
         self.num_parts.append(outputs - 1)
         results: list[Any] = function(*arguments)
@@ -90,17 +91,23 @@ def send_batches(seed: int, group: Sequence[Element]) -> Iterator[tuple[int, byt
         yield from batches(seed, name)
 
 
+@pytest.mark.parametrize(("num_cpus", "num_senders"), [(1, 3), (2, 2)])
 @pytest.mark.parametrize("most_parts", [3, 1000])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_key_receives_the_batches_of_all_senders(
-    seed: int, most_parts: int, monkeypatch: pytest.MonkeyPatch
+    seed: int,
+    most_parts: int,
+    num_cpus: int,
+    num_senders: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Tasks of two CPUs share the elements of the two slots."""
     monkeypatch.setattr(futures, "MOST_PARTS", most_parts)
     cluster = LocalCluster()
     monkeypatch.setattr(connections, "connect", lambda engine: cluster)
     groups: list[list[Element]] = [[("a", {}), ("b", {})], [("c", {})], [("d", {})]]
     RECEIVED.clear()
-    engine = BeamEngine(runner="dask", address="tcp://127.0.0.1:1")
+    engine = BeamEngine(runner="ray", address="auto", options={"num_cpus": num_cpus})
     connections.run_by_connection(
         engine, partial(send_batches, seed), groups, receive, None
     )
@@ -109,8 +116,8 @@ def test_every_key_receives_the_batches_of_all_senders(
         for key, batch in batches(seed, name):
             sent.setdefault(key, []).append(batch)
     assert {key: sorted(contents) for key, contents in sent.items()} == RECEIVED, seed
-    parts = min(4, most_parts // 3)
-    assert cluster.num_parts == [parts] * 3 + [0] * parts
+    parts = min(4, most_parts // num_senders)
+    assert cluster.num_parts == [parts] * num_senders + [0] * parts
 
 
 @pytest.mark.parametrize(("device", "gpu"), [("cpu", False), ("gpu", True)])

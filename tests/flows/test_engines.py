@@ -59,10 +59,10 @@ def expected(
 @pytest.mark.parametrize(
     ("name", "shuffle"),
     [
-        ("ray", "engine"),
+        ("ray-host", "engine"),
         ("dask", "engine"),
         ("spark", "engine"),
-        ("spark", None),
+        ("spark-host", None),
         ("flink-external", "engine"),
     ],
 )
