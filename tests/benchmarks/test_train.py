@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from benchmarks.train import planted, rollouts, rule_dialects, sizes, tuned_script
 from benchmarks.train.held_out_bits import STRIDE, WINDOW, bits_per_byte
@@ -147,14 +146,22 @@ def test_planted_sets_share_no_document_and_arms_have_their_shares(
 
 
 def test_each_dialect_is_an_arm_against_the_default(tmp_path: Path) -> None:
-    (tmp_path / "dialects.yaml").write_text(yaml.safe_dump(rule_dialects.MANIFEST))
-    arms = rule_dialects.arms()
+    manifest = str(rule_dialects.write_manifest(tmp_path))
+    arms = rule_dialects.settings(tmp_path)["arms"]
     read = []
     for arm in ("", "datatrove", "dolma", "curator", "redpajama"):
         changes = arms[arm]["set"] if arm else {}
         settings = [f"{key}={value}" for key, value in changes.items()]
-        loaded = load_manifest(str(tmp_path / "dialects.yaml"), settings)
+        loaded = load_manifest(manifest, settings)
         rules = loaded.steps["filter"].config.rules  # type: ignore[attr-defined]
         read.append((rules.gopher_quality.dialect, rules.gopher_repetition.dialect))
     names = ["dclm", "datatrove", "dolma", "curator", "redpajama"]
     assert read == [(name, name) for name in names]
+
+
+def test_pieces_of_a_text_are_its_first_lines() -> None:
+    line = "words " * 100
+    (short,) = rule_dialects.pieces_of("a\nb")
+    pieces = list(rule_dialects.pieces_of("\n".join([line] * 20)))
+    assert short == "a\nb"
+    assert pieces == ["\n".join([line] * 3)] * rule_dialects.PIECES_EACH
