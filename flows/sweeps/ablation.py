@@ -330,16 +330,6 @@ class AblationRun:
         (first,) = self.train_arms(trial, [(reference, pool)])
         if first.error is not None:
             raise StageFailedError(first.error)
-        trained = self.train_arms(trial, [(arm, pool) for arm in arms])
-        drops = {
-            arm.name: drop
-            for arm, group in zip(arms, trained, strict=True)
-            if (
-                drop := random_drop(
-                    reference, arm, first.tokens_kept, group.tokens_kept
-                )
-            )
-        }
         # The set has no more documents than it reads with their copies, but some.
         num_reads = 1 + REPEATED_SHARE * (COPIES - 1)
         fewer = {
@@ -351,20 +341,30 @@ class AblationRun:
         duplicated = replace(
             reference, name=DUPLICATED, copies=COPIES, repeated_share=REPEATED_SHARE
         )
-        *dropped, same, shuffled, duplicates = self.train_arms(
+        controls = self.train_arms(
             trial,
             [
-                *((drop, pool) for drop in drops.values()),
                 (shifted, pool),
                 (replace(reference, name=SHUFFLED, shuffled=True), pool),
                 (duplicated, fewer),
             ],
         )
+        trained = self.train_arms(trial, [(arm, pool) for arm in arms])
+        drops = {
+            arm.name: drop
+            for arm, group in zip(arms, trained, strict=True)
+            if (
+                drop := random_drop(
+                    reference, arm, first.tokens_kept, group.tokens_kept
+                )
+            )
+        }
+        dropped = self.train_arms(trial, [(drop, pool) for drop in drops.values()])
         return TrainedTrial(
             trial,
             self.plan.tokens_of(trial),
             (first, *trained),
-            (same, shuffled, duplicates),
+            tuple(controls),
             dict(zip(drops, dropped, strict=True)),
         )
 

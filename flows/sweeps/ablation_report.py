@@ -24,7 +24,7 @@ from gristmill.flows.pages.pictures import intervals
 from gristmill.flows.pages.terminal_tables import print_table
 from gristmill.flows.planning.quantities import quantity
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.sweeps.ablation import SHUFFLED
+from gristmill.flows.sweeps.ablation import OTHER_SEEDS
 from gristmill.flows.sweeps.ablation_results import (
     AblationResults,
     ComparedTrial,
@@ -193,11 +193,11 @@ def page_of_ablation(name: str, results: AblationResults) -> Page:
     for trial in results.trials:
         by_mean = sorted(trial.arms, key=lambda arm: arm.difference.mean)
         changes = [(entry.arm, entry.difference) for entry in by_mean]
-        # Shuffled words would leave no room for the others.
+        # The harms of the other controls would leave no room for the arms.
         changes += [
             (control.name, control.difference)
             for control in trial.controls
-            if control.name != SHUFFLED
+            if control.name == OTHER_SEEDS
         ]
         rows = [(name, each.mean, each.low, each.high) for name, each in changes]
         confidence = results.rule["decide"]["confidence"]

@@ -17,6 +17,7 @@ from gristmill.flows.sweeps.ablation import (
     ABLATIONS,
     DUPLICATED,
     OTHER_SEEDS,
+    SHUFFLED,
     AblationPlan,
     TrainedTrial,
     Trial,
@@ -51,8 +52,8 @@ class ComparedArm:
             control does not hold.
         random_drop: difference of the smaller of both sets from a random part of the
             larger one; None if both have the same size.
-        seeds_needed: seeds that would find a difference of this size; None if more than
-            1,000.
+        seeds_needed: seeds that would find a difference of this size beside those of
+            all other arms; None if more than 1,000.
     """
 
     arm: str
@@ -103,7 +104,8 @@ class ComparedTrial:
         controls: checks of the instrument.
         smallest: smallest difference that can be decided: that of the rule, or the
             largest one that a control which does not hold may have.
-        detectable: smallest difference that these seeds find with a power of 0.8.
+        detectable: smallest difference that these seeds find with a power of 0.8, in
+            any one of all arms.
     """
 
     trial: Trial
@@ -229,6 +231,8 @@ def _compare(trained: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
     ]
     smallest = max([rule.smallest_difference, *unseen])
     differences = [compare(arm, reference, target, rule) for arm in arms]
+    # Holm's strictest step, which the arm with the smallest p value has to pass.
+    strictest = 1 - (1 - rule.confidence) / max(1, len(arms))
     adjusted = holm([change.p for change in differences])
     compared = []
     for arm, change, p in zip(arms, differences, adjusted, strict=True):
@@ -249,7 +253,7 @@ def _compare(trained: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
                 p,
                 decision if can_tell(controls) else "cannot tell",
                 compare(smaller, drop, target, rule) if drop and drop.proxies else None,
-                seeds_to_find(change.mean, change.spread, rule.confidence),
+                seeds_to_find(change.mean, change.spread, strictest),
             )
         )
     spreads = [change.spread for change in differences or [controls[0].difference]]
@@ -262,13 +266,16 @@ def _compare(trained: TrainedTrial, target: Weights, rule: Decide) -> ComparedTr
         compared,
         controls,
         smallest,
-        detectable(len(reference.proxies), float(np.median(spreads)), rule.confidence),
+        detectable(len(reference.proxies), float(np.median(spreads)), strictest),
     )
 
 
 def can_tell(controls: Sequence[Control]) -> bool:
-    """True if the required controls hold."""
-    return all(control.holds for control in controls if control.is_required)
+    """True if the required controls were trained, and hold."""
+    trained = {control.name for control in controls}
+    return {OTHER_SEEDS, SHUFFLED} <= trained and all(
+        control.holds for control in controls if control.is_required
+    )
 
 
 def _compare_controls(

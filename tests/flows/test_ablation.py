@@ -29,6 +29,7 @@ from gristmill.flows.sweeps.ablation import AblationPlan, HeldOut, plan_ablation
 from gristmill.flows.sweeps.ablation_results import analyse_ablation
 from gristmill.flows.sweeps.arms import Variant, arms_of_rules, read_arms
 from gristmill.flows.sweeps.grid import SweepError
+from gristmill.flows.sweeps.paired_differences import detectable, seeds_to_find
 from gristmill.flows.sweeps.proxies import Proxy, Request, TrainedGroup
 from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.manifest import Manifest
@@ -319,9 +320,9 @@ def test_planted_differences_are_decided_and_controls_hold(
         "shuffled words": True,
         "half duplicated": True,
     }
-    trial = ["reference", "no-dedup", "no-books", "plain", "strict"]
+    trial = ["reference", "other seeds", "shuffled words", "half duplicated"]
+    trial += ["no-dedup", "no-books", "plain", "strict"]
     trial += ["random drop for no-dedup", "random drop for strict"]
-    trial += ["other seeds", "shuffled words", "half duplicated"]
     assert planted == trial * 2
     assert json.loads(Path("small-ablation.json").read_text()) == report
     assert "<svg" in Path("small-ablation.html").read_text()
@@ -416,6 +417,11 @@ def trained_trial(
     )
 
 
+def plan_of_arm() -> AblationPlan:
+    settings = Ablation.model_validate({"arms": {"arm": {"without": ["dedup"]}}})
+    return plan_ablation(settings, "small.yaml", [], "store")
+
+
 @pytest.mark.parametrize(
     ("duplicates", "arm", "shuffled", "decision"),
     [
@@ -433,15 +439,40 @@ def trained_trial(
 def test_harm_that_does_not_separate_hides_differences_of_its_size(
     duplicates: float, arm: float, shuffled: float, decision: str
 ) -> None:
-    settings = Ablation.model_validate({"arms": {"arm": {"without": ["dedup"]}}})
-    plan = plan_ablation(settings, "small.yaml", [], "store")
-    outcome = trained_trial(duplicates, arm, shuffled)
-    results = analyse_ablation(plan, [outcome])
+    results = analyse_ablation(
+        plan_of_arm(), [trained_trial(duplicates, arm, shuffled)]
+    )
     assert results.decisions == {"arm": decision}
     assert results.trials[0].arms[0].decision == decision
     control = results.trials[0].controls[2]
     assert control.holds == (duplicates == 0.05)
     assert control.is_required == (duplicates == -0.05)
+
+
+@pytest.mark.usefixtures("project")
+def test_nothing_is_decided_without_a_required_control() -> None:
+    outcome = trained_trial(0.05, 0.04)
+    same, _, duplicates = outcome.controls
+    failed = TrainedGroup("shuffled words", error="killed")
+    outcome = replace(outcome, controls=(same, failed, duplicates))
+    results = analyse_ablation(plan_of_arm(), [outcome])
+    assert results.decisions == {"arm": "cannot tell"}
+    assert results.failed == {"shuffled words": "killed"}
+
+
+@pytest.mark.usefixtures("project")
+def test_seeds_are_planned_for_a_decision_on_all_arms() -> None:
+    plan = plan_of_arm()
+    outcome = trained_trial(0.05, 0.002)
+    (single,) = analyse_ablation(plan, [outcome]).trials
+    reference, arm = outcome.arms
+    four = tuple(replace(arm, name=f"arm {number}") for number in range(4))
+    (several,) = analyse_ablation(
+        plan, [replace(outcome, arms=(reference, *four))]
+    ).trials
+    assert single.arms[0].seeds_needed == seeds_to_find(0.002, 0.001, 0.95)
+    assert several.arms[0].seeds_needed == seeds_to_find(0.002, 0.001, 0.9875)
+    assert several.detectable == pytest.approx(detectable(3, 0.001, 0.9875))
 
 
 @pytest.mark.usefixtures("planted")
