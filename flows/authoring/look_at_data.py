@@ -41,7 +41,7 @@ from gristmill.flows.authoring.page_text import (
     text_per_stored_byte,
     text_share,
 )
-from gristmill.flows.planning.quantities import size
+from gristmill.flows.planning.quantities import counted, size
 from gristmill.mixtures.schema.sources import DocumentFiles
 from gristmill.mixtures.yaml_text import join_first
 
@@ -168,9 +168,8 @@ class Look:
 
     def describe(self) -> str:
         """Describe the source in one line."""
-        files = f"{self.files:,} file{'s' if self.files != 1 else ''}"
         parts = {
-            f"{files}, {size(self.stored_bytes)}": True,
+            f"{counted(self.files, 'file')}, {size(self.stored_bytes)}": True,
             f"format {self.format}": self.format != "auto",
             f"text in field {self.text_field!r}": self.text_field,
             f"ids in field {self.id_field!r}": self.id_field,

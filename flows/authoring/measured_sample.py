@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +31,22 @@ from gristmill.dataprep.filters.rule_sets import (
     measure,
 )
 from gristmill.dataprep.thresholds import failures, first_failures
+from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.authoring.look_at_data import Look
 from gristmill.flows.authoring.try_function import evenly_spaced, take_sample
+from gristmill.flows.pages.page_elements import (
+    Entry,
+    Heading,
+    Listing,
+    Note,
+    Span,
+    Table,
+    table,
+)
+from gristmill.flows.planning.quantities import counted, size
 from gristmill.mixtures.steps.dedup import MinHash
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.rules import GopherQuality, Rules
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SAMPLE_BYTES = 16_000_000
 """Bytes of text in a sample; every measurement takes a few seconds on it."""
@@ -47,9 +54,7 @@ SHOWN_DOCUMENTS = 10
 SHOWN_CHARACTERS = 300
 SHOWN_FAILURES = 3
 SHOWN_LANGUAGES = 8
-SHOWN_REASONS = 2
-WIDE = 90
-"""Terminal width from which on two reasons fit beside each rule set."""
+SHOWN_REASONS = 1
 FETCH_SECONDS = 10
 """Timeout of each way to fetch a missing language model."""
 LANGUAGES, DUPLICATES = "languages", "duplicates"
@@ -96,7 +101,7 @@ def try_measuring(name: str, is_code: bool) -> str | None:
                 "script": pa.nulls(2, pa.string()),
             }
         )
-        judge_by_rules(name, rule_sets_for(is_code)[name], rows, np.ones(2, np.int64))
+        judge_by_rules(name, rule_sets_for(is_code)[name], rows)
     return None
 
 
@@ -225,7 +230,6 @@ def measure_sample(
         languages, missing = find_languages(rows["text"], 0)
     rows = rows.append_column("language", pa.array(languages, pa.string()))
     rows = rows.append_column("script", pa.nulls(len(rows), pa.string()))
-    sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
     counts = Counter(language for language in languages if language is not None)
     duplicates = None
     if DUPLICATES in ready:
@@ -234,7 +238,7 @@ def measure_sample(
     return MeasuredSample(
         SampleSize(
             len(rows),
-            int(sizes.sum()),
+            int(text_sizes(rows).sum()),
             sample.described,
             [
                 UnreadableRecord(file, record.number, record.error)
@@ -245,7 +249,7 @@ def measure_sample(
         Languages(dict(counts.most_common()), missing),
         duplicates,
         [
-            judge_by_rules(name, rules, rows, sizes)
+            judge_by_rules(name, rules, rows)
             for name, rules in rule_sets.items()
             if name in ready
         ],
@@ -303,27 +307,18 @@ def find_duplicates(texts: pa.Array) -> Duplicates:
     """
     from gristmill.dataprep.dedup.candidate_pairs import candidate_pairs
     from gristmill.dataprep.dedup.shingles import shingle_sets, similarities
-    from gristmill.dataprep.dedup.sketches import (
-        DIGEST_BYTES,
-        binary_numbers,
-        sketch_texts,
-    )
+    from gristmill.dataprep.dedup.sketches import binary_numbers, sketch_texts
 
     section = MinHash()
-    sketches = sketch_texts(texts, section)
-    digests = binary_numbers(sketches["digest"]).reshape(len(texts), -1)
-    assert digests.itemsize * digests.shape[1] == DIGEST_BYTES
-    _, first = np.unique(digests, axis=0, return_index=True)
-    distinct = np.sort(first)
-    bands = binary_numbers(sketches["bands"]).reshape(len(texts), section.bands)[
-        distinct
-    ]
+    distinct = texts.unique()
+    sketches = sketch_texts(distinct, section)
     numbers = np.repeat(np.arange(len(distinct)), section.bands)
     unsigned = numbers.astype(np.uint64)
-    pairs = candidate_pairs(bands.ravel(), numbers, unsigned, unsigned, len(distinct))
-    sets = shingle_sets(texts.take(pa.array(distinct)), section.ngram)
+    bands = binary_numbers(sketches["bands"]).ravel()
+    pairs = candidate_pairs(bands, numbers, unsigned, unsigned, len(distinct))
+    sets = shingle_sets(distinct, section.ngram)
     pairs = pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= section.threshold]
-    lengths = np.asarray(sketches["length"])[distinct]
+    lengths = np.asarray(sketches["length"])
     # The longest text of each group survives, then the longest of the others.
     neighbours: dict[int, list[int]] = {}
     for text, near in [*pairs.tolist(), *pairs[:, ::-1].tolist()]:
@@ -335,11 +330,14 @@ def find_duplicates(texts: pa.Array) -> Duplicates:
     return Duplicates(len(texts) - len(distinct), len(neighbours) - len(kept))
 
 
-def judge_by_rules(
-    name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray
-) -> RulesVerdict:
-    """Judge n documents by some rules."""
-    sets = rules.sets
+def text_sizes(rows: pa.Table) -> np.ndarray:
+    """Return the bytes of each text; int64."""
+    return pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
+
+
+def judge_by_rules(name: str, rules: Rules, rows: pa.Table) -> RulesVerdict:
+    """Judge documents by some rules."""
+    sets, sizes = rules.sets, text_sizes(rows)
     columns = ["text", *dict.fromkeys(columns_read(sets))]
     statistics, errors = measure_texts(
         rows.select(columns), partial(measure, rules=rules)
@@ -357,95 +355,83 @@ def judge_by_rules(
     )
 
 
-def print_verdicts(
-    console: Console, name: str, verdicts: Sequence[RulesVerdict]
-) -> None:
-    """Print a table of verdicts; `name` is the header of the first column."""
-    from gristmill.dataprep.whatif_thresholds import short_name
-    from gristmill.flows.pages.page_elements import table
-    from gristmill.flows.pages.terminal_tables import print_table
-
-    num_reasons = SHOWN_REASONS if console.width >= WIDE else 1
+def verdict_table(name: str, verdicts: Sequence[RulesVerdict]) -> Table:
+    """Return a table of verdicts; `name` is the header of the first column."""
     rows = []
-    for row in verdicts:
+    for verdict in verdicts:
         reasons = [
             f"{short_name(rule)} {number:,}"
-            for rule, number in list(row.dropped.items())[:num_reasons]
+            for rule, number in list(verdict.dropped.items())[:SHOWN_REASONS]
         ]
-        rows.append((row.name, row.documents, row.bytes, ", ".join(reasons)))
-    columns = {name: "", "kept": ".1%", "bytes": ".1%", "drops most by": ""}
-    print_table(console, table(columns, rows))
+        shares = (verdict.documents, verdict.bytes)
+        rows.append((verdict.name, *shares, ", ".join(reasons)))
+    return table({name: "", "kept": ".1%", "bytes": ".1%", "drops most by": ""}, rows)
 
 
 def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
     """Print the findings in lines that fit a narrow terminal."""
-    from rich.text import Text
+    from gristmill.flows.pages.terminal_pages import print_parts
 
-    from gristmill.flows.pages.page_elements import table
-    from gristmill.flows.pages.terminal_tables import print_table, section
-    from gristmill.flows.planning.quantities import size
-    from gristmill.flows.running.terminal import plain_console
-
-    console = plain_console()
-
-    def warn(line: str) -> None:
-        console.print(Text(line, style="yellow"))
-
-    console.print(f"{name}: {look.describe()}")
-    formats = [(kind, files, size(stored)) for kind, files, stored in look.formats]
-    columns = {"format": "", "files": ",", "size": ">"}
-    print_table(console, table(columns, formats), "Files")
-    if look.ignored:
-        ignored = [f"{number:,} {kind}" for kind, number in look.ignored.items()]
-        warn(f"not read: {', '.join(ignored)}")
-
-    sample = measured.sample
+    sample, languages = measured.sample, measured.languages
     total = sample.documents
-    section(console, f"Sample: {counted(total, 'document')}, {size(sample.bytes)}")
-    console.print(f"of {sample.from_}")
-    for entry in sample.unreadable:
-        warn(f"unreadable: {entry.file}, record {entry.record}: {entry.error}")
-    num_hidden = sample.unreadable_in_all - len(sample.unreadable)
-    if num_hidden > 0:
-        warn(f"unreadable: {counted(num_hidden, 'record')} more of the sample")
-    section(console, "Languages")
-    languages = measured.languages
-    if languages.missing:
-        console.print(f"not measured: {languages.missing}")
-    else:
-        numbers = list(languages.found.items())
-        shares = [f"{code} {n / total:.1%}" for code, n in numbers[:SHOWN_LANGUAGES]]
-        hidden = [number for _, number in numbers[SHOWN_LANGUAGES:]]
-        if hidden:
-            shares.append(f"{len(hidden)} others {sum(hidden) / total:.1%}")
-        console.print(", ".join(shares))
-    if measured.duplicates is not None:
-        section(console, "Duplicates in the sample (the whole has more)")
-        shares = [
-            f"{kind} {number:,} ({number / total:.1%})"
-            for kind, number in vars(measured.duplicates).items()
+    ignored = ", ".join(f"{number:,} {kind}" for kind, number in look.ignored.items())
+    unreadable = [
+        f"{entry.file}, record {entry.record}: {entry.error}"
+        for entry in sample.unreadable
+    ]
+    num_hidden = sample.unreadable_in_all - len(unreadable)
+    unreadable += [f"{counted(num_hidden, 'record')} more"] if num_hidden > 0 else []
+    numbers = list(languages.found.items())
+    shares = [f"{code} {n / total:.1%}" for code, n in numbers[:SHOWN_LANGUAGES]]
+    hidden = [number for _, number in numbers[SHOWN_LANGUAGES:]]
+    shares += [f"{len(hidden)} others {sum(hidden) / total:.1%}"] if hidden else []
+    duplicates = [
+        f"{kind} {number:,} ({number / total:.1%})"
+        for kind, number in (
+            vars(measured.duplicates).items() if measured.duplicates else ()
+        )
+    ]
+    not_ready = (
+        f"not measured yet: {', '.join(measured.not_ready)}. The first look on a "
+        "machine compiles the kernels and caches them: look again, on a busy machine "
+        "with --seconds 120"
+    )
+    documents = [
+        Entry(
+            Span(example.locator, "strong"),
+            [Span(" ".join(example.text.split()))],
+            f"{example.characters:,} characters"
+            + (f", {example.language}" if example.language else ""),
+        )
+        for example in measured.examples
+    ]
+    print_parts(
+        Note(f"{name}: {look.describe()}", "plain"),
+        Heading("Files"),
+        table(
+            {"format": "", "files": ",", "size": ">"},
+            [(kind, files, size(stored)) for kind, files, stored in look.formats],
+        ),
+        Note(f"not read: {ignored}", "warning") if ignored else None,
+        Heading(f"Sample: {counted(total, 'document')}, {size(sample.bytes)}"),
+        Note(f"of {sample.from_}", "plain"),
+        [Note(f"unreadable: {entry}", "warning") for entry in unreadable],
+        Heading("Languages"),
+        Note(
+            f"not measured: {languages.missing}"
+            if languages.missing
+            else ", ".join(shares),
+            "plain",
+        ),
+        [
+            Heading("Duplicates in the sample (the whole has more)"),
+            ", ".join(duplicates),
         ]
-        console.print(", ".join(shares))
-
-    section(console, "Kept by rule sets")
-    print_verdicts(console, "rules", measured.rules)
-    if measured.not_ready:
-        warn(
-            f"not measured yet: {', '.join(measured.not_ready)}. The first look "
-            "on a machine compiles the kernels and caches them: look again, on a "
-            "busy machine with --seconds 120"
-        )
-    section(console, counted(len(measured.examples), "document"))
-    for example in measured.examples:
-        description = f"{example.characters:,} characters"
-        if example.language:
-            description += f", {example.language}"
-        console.print(Text.assemble((example.locator, "bold"), f" ({description})"))
-        console.print(
-            "  " + " ".join(example.text.split()), no_wrap=True, overflow="ellipsis"
-        )
-
-
-def counted(number: int, noun: str) -> str:
-    """Format a count: `1 document`, `2,000 documents`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+        if duplicates
+        else None,
+        Heading("Kept by rule sets"),
+        verdict_table("rules", measured.rules),
+        Note(not_ready, "warning") if measured.not_ready else None,
+        Heading(counted(len(documents), "document")),
+        Listing("", documents),
+    )

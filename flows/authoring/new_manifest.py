@@ -15,7 +15,7 @@ import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `p
 from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR
 from gristmill.flows.authoring.look_at_data import Look
 from gristmill.flows.authoring.manifest_text import flow_text
-from gristmill.flows.planning.quantities import size
+from gristmill.flows.planning.quantities import counted, size
 from gristmill.mixtures.hub_paths import without_commit
 from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.scaling.size_rules import (
@@ -184,7 +184,7 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     total = sum(sizes.values())
     lines = ["sources:"]
     for name, look in looks.items():
-        files = f"{look.files:,} file{'s' if look.files > 1 else ''}"
+        files = counted(look.files, "file")
         amount = "amount of text not known"
         if look.text_bytes:
             amount = f"about {size(look.text_bytes)} of text"

@@ -5,7 +5,6 @@ many requests.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gristmill.core.store import StageFolder
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
-from gristmill.flows.browser.addresses import DOCUMENTS
+from gristmill.flows.pages.addresses import DOCUMENTS
 from gristmill.flows.pages.page_elements import ByName
 from gristmill.flows.questions.find_documents import committed_corpus, nothing_read
 from gristmill.flows.report.stage_summaries import StepSummary, read_as
@@ -64,7 +63,7 @@ class BrowsedRun:
         self.session = session
         self._lock = threading.Lock()
         self._commit_marks: dict[str, str] = {}
-        self._cache: OrderedDict[Hashable, Any] = OrderedDict()
+        self._cache: dict[Hashable, Any] = {}
 
     @property
     def name(self) -> str:
@@ -99,14 +98,13 @@ class BrowsedRun:
         """The result of `make`, made once until another stage is committed."""
         with self._lock:
             if key in self._cache:
-                self._cache.move_to_end(key)
                 value: Value = self._cache[key]
                 return value
         value = make()
         with self._lock:
+            if len(self._cache) >= MOST_CACHED:
+                self._cache.clear()
             self._cache[key] = value
-            if len(self._cache) > MOST_CACHED:
-                self._cache.popitem(last=False)
         return value
 
     def folder(self, stage: str) -> StageFolder:

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from gristmill.dataprep.corpus import CLUSTERS
 from gristmill.dataprep.documents import annotation_stages, read_table
 from gristmill.dataprep.row_groups import documents_of, read_matching
-from gristmill.flows.browser.addresses import (
+from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
+from gristmill.flows.pages.addresses import (
     DOCUMENTS,
     Hash,
     Name,
@@ -22,8 +23,7 @@ from gristmill.flows.browser.addresses import (
     address,
     page_links,
 )
-from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
-from gristmill.flows.browser.elements import tabs
+from gristmill.flows.pages.document_elements import tabs
 from gristmill.flows.pages.page_elements import (
     Inline,
     Link,
@@ -31,8 +31,8 @@ from gristmill.flows.pages.page_elements import (
     Note,
     Page,
     Part,
+    Parts,
     Section,
-    Sides,
     Span,
     Text,
     flatten,
@@ -40,7 +40,7 @@ from gristmill.flows.pages.page_elements import (
     table,
     value_text,
 )
-from gristmill.flows.pages.text_diff import COMPARED_WORDS, differences
+from gristmill.flows.pages.text_diff import COMPARED_WORDS, word_diff
 
 CLUSTERS_ON_PAGE = 50
 MEMBERS_ON_PAGE = 100
@@ -179,35 +179,28 @@ def cluster_page(
     return Page(f"Cluster {cluster[:16]}", sections, parts)
 
 
-def _pair_parts(corpus: Inputs, pair: Mapping[str, Any], similarity: str) -> list[Part]:
-    """The beginnings of both texts of a pair as the step compared them; a document of
-    an older corpus has no text.
+def _pair_parts(
+    corpus: Inputs, pair: Mapping[str, Any], similarity: str
+) -> list[Parts]:
+    """A pair, and the difference of the beginnings of both texts as the step compared
+    them; a document of an older corpus has no text.
     """
     sides: dict[str, Mark] = {"survivor": "kept", "member": "dropped"}
+    links = [
+        Note(
+            [
+                Span(badge, badge),
+                " ",
+                Link(pair[f"{side}_locator"], address(DOCUMENTS, pair[side].hex())),
+            ],
+            "plain",
+        )
+        for side, badge in sides.items()
+    ]
     documents = documents_of(corpus, {pair[side] for side in sides}, ["text"])
-    texts = [documents.get(pair[side], {}).get("text", "") for side in sides]
-    kept_text, dropped_text = texts
-    pieces = differences(kept_text or dropped_text, dropped_text or kept_text)
-    columns: list[tuple[Inline, list[Part]]] = []
-    for (side, badge), text, pieces_of_side in zip(
-        sides.items(), texts, pieces, strict=True
-    ):
-        place = address(DOCUMENTS, pair[side].hex())
-        title: Inline = [Span(badge, badge), " ", Link(pair[f"{side}_locator"], place)]
-        if not text:
-            missing = Note("Its text is not in this corpus.", "plain")
-            columns.append((title, [missing]))
-            continue
-        length = f"{len(text):,} characters"
-        if sum(len(piece) for piece, _ in pieces_of_side) < len(text):
-            length += f"; the first {COMPARED_WORDS:,} words are compared"
-        mark: Mark = "added" if badge == "kept" else "removed"
-        spans = [
-            Span(piece, mark if differs else "") for piece, differs in pieces_of_side
-        ]
-        columns.append((title, [Note(length), Text(spans)]))
+    kept, dropped = (documents.get(pair[side], {}).get("text", "") for side in sides)
     sentence: list[Inline] = ["These two are equal."]
-    if kept_text != dropped_text:
+    if kept != dropped:
         value = Span(value_text(pair[similarity]), "strong")
         linked_by = f", found by {pair['linked_by']}."
         sentence = [f"{SIMILARITIES[similarity]} of these two: ", value, linked_by]
@@ -217,4 +210,13 @@ def _pair_parts(corpus: Inputs, pair: Mapping[str, Any], similarity: str) -> lis
     if pair.get("against_index"):
         index = pair["against_index"]
         sentence.append(f" The kept one is of the older corpus {index}.")
-    return [Note(sentence, "plain"), Sides(columns)]
+    legend = "The text of the kept one is not in this corpus."
+    if kept and kept != dropped:
+        legend = (
+            f"From the dropped one ({len(dropped):,} characters) to the kept one "
+            f"({len(kept):,}); the first {COMPARED_WORDS:,} words are compared."
+        )
+    elif kept:
+        legend = f"{len(kept):,} characters."
+    difference = Text(word_diff(dropped, kept or dropped))
+    return [links, Note(sentence, "plain"), legend, difference]

@@ -8,11 +8,10 @@ from bisect import bisect_right
 
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.whatif_thresholds import Rule
-from gristmill.flows.browser.addresses import DOCUMENTS, Name, Search, address
 from gristmill.flows.browser.browsed_run import BrowsedRun, Inputs, NotThereError
-from gristmill.flows.browser.elements import id_span, listing_of
+from gristmill.flows.pages.addresses import DOCUMENTS, Name, Search, address
+from gristmill.flows.pages.document_elements import listing_of
 from gristmill.flows.pages.page_elements import (
-    Entry,
     Link,
     Note,
     Page,
@@ -151,21 +150,13 @@ def _nearest(corpus: Inputs, step: str, rule: Rule, rules_of_step: list[Rule]) -
     """
     rules = {step: rules_of_step}
     samples = nearest_samples(corpus, rules, [rule.label], SAMPLES)[rule.label]
-    columns = []
-    sides = (("Dropped", samples.failing), ("Passed this rule", samples.passing))
-    for title, side in sides:
-        entries = [
-            Entry(
-                [
-                    Span(value_text(sample.value), "strong"),
-                    " ",
-                    Link(sample.locator, address(DOCUMENTS, sample.id)),
-                ],
-                [Span(sample.excerpt)],
-                [sample.source, " · ", id_span(sample.id)],
+    sides = {"Dropped": samples.failing, "Passed this rule": samples.passing}
+    return Sides(
+        [
+            (
+                f"{title}, nearest first",
+                [listing_of([sample.entry() for sample in side], "None.")],
             )
-            for sample in side
+            for title, side in sides.items()
         ]
-        listing = listing_of(entries, "None.")
-        columns.append((f"{title}, nearest first", [listing]))
-    return Sides(columns)
+    )

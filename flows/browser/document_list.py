@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pyarrow as pa
 
 from gristmill.dataprep.conservation import ranked
 from gristmill.dataprep.corpus import Corpus
@@ -23,15 +22,14 @@ from gristmill.dataprep.documents import QUARANTINE_REASON, column_names
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.where_sql import columns_in, evaluate
 from gristmill.dataprep.words.snippets import snippet
-from gristmill.flows.browser.addresses import (
+from gristmill.flows.browser.browsed_run import BrowsedRun
+from gristmill.flows.pages.addresses import (
     DOCUMENTS,
-    BadAddressError,
     Outcome,
     Search,
     address,
 )
-from gristmill.flows.browser.browsed_run import BrowsedRun
-from gristmill.flows.browser.elements import (
+from gristmill.flows.pages.document_elements import (
     document_entry,
     listing_of,
 )
@@ -61,7 +59,6 @@ OUTCOMES: dict[Outcome, str] = {
     "quarantined": f"reason = '{QUARANTINE_REASON}'",
 }
 JUDGED = ("source", "kept", "dropped_by", "reason")
-LANGUAGE = "language"
 
 
 @dataclass(frozen=True)
@@ -76,30 +73,19 @@ class Hit:
 def documents_page(run: BrowsedRun, query: Search) -> Page:
     """The documents that meet a search, from a place on."""
     corpus = run.columns(query.corpus)
-    columns = list(JUDGED)
-    columns += [LANGUAGE] if query.language else []
-    if query.where is not None:
-        columns += columns_in(query.where, corpus.schema.names)
-    columns = list(dict.fromkeys(columns))
-    if query.language and LANGUAGE not in corpus.schema.names:
-        raise BadAddressError("no step has identified languages")
-    hits, after = search(corpus, query, columns)
+    condition = condition_of(query)
+    hits, after = search(corpus, condition, query.after or "0-0")
     total = run.cached(
         ("documents", query.corpus),
         lambda: sum(
             count_rows([corpus.inputs[INGEST] / shard for shard in corpus.shards])
         ),
     )
-    following = query.link(after) if after else ""
-    first_page = query.model_copy(update={"after": None})
     count = f"of {total:,} documents"
     if total <= MOST_COUNTED:
         matching = run.cached(
-            ("count", first_page),
-            lambda: sum(
-                int(matches(corpus.read(shard, columns, kept=None), query).sum())
-                for shard in corpus.shards
-            ),
+            ("count", query.corpus, condition),
+            lambda: corpus.count_rows(kept=None, where=condition or None),
         )
         count = f"{matching:,} {count}"
     entries: list[Entry] = []
@@ -108,7 +94,7 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
     links: list[Inline] = (
         [Link("← the first ones", query.link())] if query.after else []
     )
-    links += [Link("next →", following, rel="next")] if following else []
+    links += [Link("next →", query.link(after), rel="next")] if after else []
     return page_of(
         "Documents" if query.corpus == DOCUMENTS else f"Examples of {query.corpus}",
         _form(run, corpus, query, total),
@@ -118,30 +104,11 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
     )
 
 
-def search(
-    corpus: Corpus, query: Search, columns: Sequence[str]
-) -> tuple[list[Hit], str | None]:
-    """Matching documents in the order of the corpus, as many as a page shows, and the
-    place where the search continues, None at its end.
-    """
-    hits: list[Hit] = []
-    first_shard, first_row = map(int, (query.after or "0-0").split("-"))
-    for number, shard in list(enumerate(corpus.shards))[first_shard:]:
-        table = corpus.read(shard, columns, kept=None)
-        rows = np.flatnonzero(matches(table, query))
-        rows = rows[rows >= (first_row if number == first_shard else 0)]
-        for row in rows.tolist():
-            if len(hits) == ON_PAGE:
-                return hits, f"{number}-{row}"
-            hits.append(Hit(shard, row, table.slice(row, 1).to_pylist()[0]))
-    return hits, None
-
-
-def matches(table: pa.Table, query: Search) -> np.ndarray:
-    """Documents that match a search: (n,) bool; a missing value matches nothing."""
+def condition_of(query: Search) -> str:
+    """SQL condition of a search; empty if all documents meet it."""
     values = {
         "source": query.source,
-        LANGUAGE: query.language,
+        "language": query.language,
         "dropped_by": query.step,
         "reason": query.reason,
     }
@@ -150,12 +117,32 @@ def matches(table: pa.Table, query: Search) -> np.ndarray:
         if value is not None:
             literal = value.replace("'", "''")
             conditions.append(f"{name} = '{literal}'")
-    mask = np.ones(len(table), bool)
-    for expression in (" AND ".join(conditions), query.where):
-        if expression and len(table):
-            is_valid, is_hit = evaluate(expression, "BOOLEAN", table)
-            mask &= is_valid & np.where(is_valid, is_hit, False).astype(bool)
-    return mask
+    conditions += [query.where] if query.where else []
+    return " AND ".join(f"({condition})" for condition in conditions)
+
+
+def search(corpus: Corpus, condition: str, after: str) -> tuple[list[Hit], str | None]:
+    """Matching documents in the order of the corpus, as many as a page shows, and the
+    place where the search continues, None at its end. A missing value matches nothing.
+    """
+    columns = list(JUDGED)
+    if condition:
+        named = columns_in(condition, corpus.schema.names)
+        columns = list(dict.fromkeys([*columns, *named]))
+    hits: list[Hit] = []
+    first_shard, first_row = map(int, after.split("-"))
+    for number, shard in list(enumerate(corpus.shards))[first_shard:]:
+        table = corpus.read(shard, columns, kept=None)
+        rows = np.arange(len(table))
+        if condition and len(table):
+            is_valid, is_hit = evaluate(condition, "BOOLEAN", table)
+            rows = rows[is_valid & np.where(is_valid, is_hit, False).astype(bool)]
+        rows = rows[rows >= (first_row if number == first_shard else 0)]
+        for row in rows.tolist():
+            if len(hits) == ON_PAGE:
+                return hits, f"{number}-{row}"
+            hits.append(Hit(shard, row, table.slice(row, 1).to_pylist()[0]))
+    return hits, None
 
 
 def _entries(inputs: ByName[Path], shard: str, hits: Sequence[Hit]) -> list[Entry]:

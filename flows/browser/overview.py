@@ -4,18 +4,16 @@ every listing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Any
 
 from gristmill.core.secrets import mask_text
 from gristmill.dataprep.conservation import top_reasons
-from gristmill.flows.browser.addresses import DOCUMENTS, Search, address
 from gristmill.flows.browser.browsed_run import BrowsedRun
 from gristmill.flows.browser.cluster_pages import steps_with_clusters
 from gristmill.flows.browser.cut_pages import link_of_cut
 from gristmill.flows.browser.search_page import steps_with_domains
 from gristmill.flows.browser.step_pages import trainings
+from gristmill.flows.pages.addresses import DOCUMENTS, Search, address
 from gristmill.flows.pages.page_elements import (
     Inline,
     Link,
@@ -23,15 +21,14 @@ from gristmill.flows.pages.page_elements import (
     Page,
     Section,
     ShareBar,
-    Span,
+    flatten,
     table,
 )
-from gristmill.flows.questions.status import describe_running, stage_states
+from gristmill.flows.questions.status import stage_parts, stage_states
 from gristmill.flows.report.facts import funnel
 from gristmill.flows.report.stage_summaries import Counts, StageCounts
 
 MOST_REASONS = 6
-STATE_MARKS = {"committed": "good", "corrupt": "bad"}
 
 
 def overview_page(run: BrowsedRun) -> Page:
@@ -65,18 +62,8 @@ def overview_page(run: BrowsedRun) -> Page:
     listings |= {step: address("domains", step) for step in steps_with_domains(run)}
     listings |= {stage: address("training", stage) for stage in trainings(run)}
     listings |= {stage: address("rows", stage) for stage in run.packed_sets()}
-    lines = []
-    for state in stage_states(run.session):
-        mark: Any = STATE_MARKS.get(state.state, "masked")
-        remark = state.details or ""
-        if state.owner is not None:
-            remark = describe_running(state, time.time())
-        stage = state.stage
-        title = Link(stage, listings[stage]) if stage in listings else stage
-        size = None if state.bytes is None else state.bytes / 1e6
-        lines.append([title, Span(state.state, mark), state.seconds, size, remark])
-    columns = {"stage": "", "state": "", "seconds": ",.1f", "MB": ",.2f", "": ""}
-    stages = Section("Stages", [table(columns, lines, {"MB": "of its output"})])
+    states = stage_parts(stage_states(run.session), listings)
+    stages = Section("Stages", flatten(states))
     return Page(run.name, [*sections, stages], parts)
 
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 
-from gristmill.flows.browser.addresses import (
+from gristmill.flows.browser.browsed_run import BrowsedRun, NotThereError
+from gristmill.flows.pages.addresses import (
     DOCUMENTS,
     Name,
     Number,
     address,
     page_links,
 )
-from gristmill.flows.browser.browsed_run import BrowsedRun, NotThereError
-from gristmill.flows.browser.elements import (
+from gristmill.flows.pages.document_elements import (
     example_link,
     id_span,
     neighbours,

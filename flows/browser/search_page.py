@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gristmill.dataprep.words.bm25_scan import terms_of
-from gristmill.flows.browser.addresses import (
+from gristmill.flows.browser.browsed_run import BrowsedRun, NotThereError
+from gristmill.flows.pages.addresses import (
     DOCUMENTS,
     BadAddressError,
     LongText,
@@ -15,8 +15,7 @@ from gristmill.flows.browser.addresses import (
     Search,
     address,
 )
-from gristmill.flows.browser.browsed_run import BrowsedRun, NotThereError
-from gristmill.flows.browser.elements import document_entry, listing_of, tabs
+from gristmill.flows.pages.document_elements import tabs
 from gristmill.flows.pages.page_elements import (
     Choice,
     Field,
@@ -60,31 +59,13 @@ def search_page(
         )
     except SearchError as error:
         raise BadAddressError(str(error)) from error
-    is_partial = results.with_words is not None and (
-        results.with_words < results.documents
-    )
+    is_partial = (results.with_words or results.documents) < results.documents
     command = run.session.command("search", "TEXT")
-    words = [word for term in terms_of(text) for word in term.split()]
-    entries = [
-        document_entry(
-            hit.id,
-            hit.url or hit.locator,
-            (hit.kept, hit.dropped_by, hit.reason),
-            hit.source,
-            hit.characters,
-            hit.snippet,
-            words,
-            hit.ranks(),
-        )
-        for hit in results.hits
-    ]
     return page_of(
         "Search",
         form,
-        f"{results.described()}.",
+        results.parts(),
         f"All are looked through by: `{command}`" if is_partial else None,
-        results.note,
-        listing_of(entries, "None of them fits."),
     )
 
 

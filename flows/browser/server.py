@@ -22,12 +22,6 @@ from gristmill.core.store import CorruptError
 from gristmill.dataprep.documents import DamagedTableError, MisalignedError
 from gristmill.dataprep.edits import BadEditError
 from gristmill.dataprep.where_sql import ExpressionError
-from gristmill.flows.browser.addresses import (
-    DOCUMENTS,
-    Address,
-    BadAddressError,
-    address,
-)
 from gristmill.flows.browser.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.browser.cluster_pages import cluster_page, clusters_page
 from gristmill.flows.browser.cut_pages import cut_page, cuts_page
@@ -41,6 +35,12 @@ from gristmill.flows.browser.step_pages import (
     step_page,
     traced_example,
     training_page,
+)
+from gristmill.flows.pages.addresses import (
+    DOCUMENTS,
+    Address,
+    BadAddressError,
+    address,
 )
 from gristmill.flows.pages.page_elements import (
     Field,

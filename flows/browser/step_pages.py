@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
 from gristmill.dataprep.row_groups import read_matching
-from gristmill.flows.browser.addresses import (
+from gristmill.flows.browser.browsed_run import BrowsedRun
+from gristmill.flows.pages.addresses import (
     DOCUMENTS,
     Address,
     Name,
@@ -23,31 +23,18 @@ from gristmill.flows.browser.addresses import (
     address,
     page_links,
 )
-from gristmill.flows.browser.browsed_run import BrowsedRun
-from gristmill.flows.browser.elements import (
-    example_link,
-    neighbours,
-    numbered_links,
-    step_link,
-    tabs,
-    values_note,
-)
+from gristmill.flows.pages.document_elements import neighbours, tabs, values_note
 from gristmill.flows.pages.page_elements import (
     Entry,
     Field,
     Form,
-    Heading,
     Inline,
     Link,
-    Links,
     Listing,
     Note,
     Page,
-    Part,
-    Parts,
     Section,
     Span,
-    Table,
     Text,
     flatten,
     page_of,
@@ -56,17 +43,13 @@ from gristmill.flows.pages.page_elements import (
 )
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.trace import trace_document, trace_step
-from gristmill.flows.questions.trace_tables import DocumentTrace, RowDocument
+from gristmill.flows.questions.trace_tables import DocumentTrace
 from gristmill.flows.questions.training_reads import Reading, TraceError, reading_of
-from gristmill.flows.stages.registry import MIX
 from gristmill.train.data.preference_rows import EXAMPLES
-from gristmill.train.rl.rollout_tables import AnswerRow
 
 STEPS_ON_PAGE = 100
 BEGINNING_TOKENS = 64
 EXAMPLE_ID = re.compile("[0-9a-f]{32}")
-MOST_SHOWN = 200
-"""Documents or examples of a step."""
 MEASURES = {
     "loss": "loss",
     "grad_norm": "grad norm",
@@ -157,36 +140,12 @@ def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
     """
     reading = reading_of(run.session, stage)
     traced = trace_step(run.session, step, stage)
-    answers, documents, rows = traced.answers, traced.documents, traced.rows
-    examples = list(dict.fromkeys(traced.examples))
-    parts: list[Parts] = []
-    if answers is not None:
-        contents = "prompts"
-        parts = [_prompts(answers)]
-        if not answers:
-            parts = [
-                "Their answers are not drawn yet.",
-                _examples(run, traced.examples),
-            ]
-        examples = []
-    elif traced.tokens is None:
-        contents = f"rows with {len(examples):,} examples"
-        parts = [_examples(run, examples[:MOST_SHOWN])]
-    else:
-        contents = f"rows with {traced.tokens:,} tokens of {len(documents):,} documents"
-        links = numbered_links(
-            "rows", rows, len(rows), lambda row: address("rows", MIX, row)
-        )
-        parts = [links, _documents(documents[:MOST_SHOWN])]
-    verb = "It read" if traced.use == "read" else "It will read"
-    checkpoints = ", ".join(map(str, traced.checkpoints_after))
-    suffix = f"; checkpoints at {checkpoints} know them." if checkpoints else "."
     values = [
         (name, value)
         for name, value in _records_by_step(reading).get(step, {}).items()
         if isinstance(value, int | float) and name != "step"
     ]
-    num_shown = len(documents) or len(examples)
+    places = _places(run, traced.examples)
     return page_of(
         f"Step {step} of {stage}",
         neighbours(
@@ -196,43 +155,9 @@ def step_page(run: BrowsedRun, stage: Name, step: Step) -> Page:
             Link(stage, address("training", stage)),
             lambda step: address("training", stage, step),
         ),
-        Note(f"{verb} {len(rows):,} {contents}{suffix}", "plain"),
         values_note(values),
-        parts,
-        f"The first ones of {num_shown:,} are shown."
-        if num_shown > MOST_SHOWN
-        else None,
+        traced.parts({place.id: place.beginning for place in reversed(places)}),
     )
-
-
-def _documents(documents: Sequence[RowDocument]) -> Table:
-    """Documents of a step: tokens, source, place, measured values, and duplicates."""
-    rows: list[list[object]] = []
-    for document in documents:
-        measured = [
-            f"{name} {value_text(value)}" for name, value in document.quality.items()
-        ]
-        measured += [document.language] if document.language else []
-        link = Link(document.address, address(DOCUMENTS, document.id))
-        row = [document.tokens, document.source, link, " ".join(measured)]
-        rows.append([*row, document.cluster_size])
-    columns = {"source": "", "document": "", "measured": "", "duplicates": ","}
-    meanings = {
-        "tokens": "in the rows of the step",
-        "measured": "by the steps that judged it",
-        "duplicates": "documents of its cluster",
-    }
-    return table({"tokens": ",", **columns}, rows, meanings)
-
-
-def _examples(run: BrowsedRun, ids: Sequence[str]) -> Listing:
-    """Examples, each with the beginning of the first of its rows."""
-    beginnings = {place.id: place.beginning for place in reversed(_places(run, ids))}
-    entries = [
-        Entry(example_link(example), [Span(beginnings.get(example, ""))])
-        for example in ids
-    ]
-    return Listing("", entries)
 
 
 def _places(run: BrowsedRun, ids: Sequence[str]) -> list[ExamplePlace]:
@@ -250,28 +175,6 @@ def _places(run: BrowsedRun, ids: Sequence[str]) -> list[ExamplePlace]:
             id_, length = piece["id"].hex(), piece["length"]
             places.append(ExamplePlace(id_, stage, piece["row"], length, text))
     return places
-
-
-def _prompts(answers: Sequence[AnswerRow]) -> list[Part]:
-    """The prompts of a step of reinforcement learning, each with its answers."""
-    parts: list[Part] = []
-    columns = {"reward": ">", "advantage": ">", "tokens": ">", "answer": ""}
-    meanings = {"reward": "of the answer, weighted", "tokens": "of the answer"}
-    for example, group in groupby(answers, key=lambda answer: answer["id"]):
-        rows = []
-        for answer in group:
-            calls: list[Inline] = []
-            for call in answer["used"] or []:
-                name = Span(f"{call['name']} {call['arguments']}", "code")
-                calls += [name, f" → {call['answer']} "]
-            values = [value_text(answer["reward"]), value_text(answer["advantage"])]
-            tokens = f"{answer['tokens']:,}{'' if answer['ended'] else ', cut'}"
-            rows.append([*values, tokens, [*calls, answer["answer"]]])
-        parts += [Heading(example_link(example)), Text([Span(answer["prompt"])])]
-        if answer["right"] is not None:
-            parts.append(Note([f"right: {answer['right']}"]))
-        parts.append(table(columns, rows, meanings))
-    return parts
 
 
 def traced_example(
@@ -311,21 +214,8 @@ def example_page(run: BrowsedRun, id: Address) -> Page:
         link = Link(f"row {place.row} of {place.stage}", row)
         tokens = f"{place.tokens:,} tokens"
         entries.append(Entry(link, [Span(place.beginning)], tokens))
-    links = [
-        step_link(step.stage, step.step, step.use) for step in traced.steps[:MOST_SHOWN]
-    ]
-    if len(traced.steps) > MOST_SHOWN:
-        links.append(Span(f"and {len(traced.steps) - MOST_SHOWN:,} more"))
     unread = "None is known to read it: its training has not begun, or leaves it out."
-    checkpoints = ", ".join(
-        f"{saved.stage} {saved.step}" for saved in traced.checkpoints_after
-    )
-    steps = flatten(
-        [
-            Links(links) if links else Note(unread, "plain"),
-            f"Checkpoints that know it: {checkpoints}" if checkpoints else None,
-        ]
-    )
+    steps = flatten(traced.parts() if traced.steps else [unread])
     sections = [Section("Rows that hold it", [Listing("", entries)])] if places else []
     sections.append(Section("Steps", steps))
     for stage in run.packed_sets():

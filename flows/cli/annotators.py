@@ -27,7 +27,7 @@ def annotators(
     """List published models and rules that annotate documents, or show one."""
     from gristmill.flows.cli.application import fail
     from gristmill.flows.pages.page_elements import Table
-    from gristmill.flows.pages.terminal_tables import print_table
+    from gristmill.flows.pages.terminal_pages import print_table
     from gristmill.flows.running.terminal import plain_console
     from gristmill.mixtures.annotators import read_annotators
     from gristmill.mixtures.yaml_text import unknown_name

@@ -87,7 +87,7 @@ def licences(
     """Show the licences of the documents by source, with their shares; `unknown` is one
     of them.
     """
-    from gristmill.flows.pages.terminal_tables import print_table
+    from gristmill.flows.pages.terminal_pages import print_table
     from gristmill.flows.report.facts import gather_facts
     from gristmill.flows.report.licence_shares import licence_shares, licence_table
     from gristmill.flows.running.terminal import plain_console

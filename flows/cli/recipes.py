@@ -37,7 +37,7 @@ def recipes(
     """
     from gristmill.flows.cli.application import fail
     from gristmill.flows.pages.page_elements import Table
-    from gristmill.flows.pages.terminal_tables import print_table
+    from gristmill.flows.pages.terminal_pages import print_table
     from gristmill.flows.running.terminal import plain_console
 
     if name is not None:

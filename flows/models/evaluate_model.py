@@ -11,11 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from gristmill.core.files import as_path
-from gristmill.flows.pages.page_elements import Table, inline_text
-from gristmill.flows.pages.terminal_tables import print_table, section
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.report.evaluation import suite_parts, task_table
 from gristmill.flows.report.stage_summaries import ModelMeasures, read_as
-from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.loader import anchor
 from gristmill.mixtures.schema.evaluation import Evaluate
 from gristmill.mixtures.user_code import OwnCodeError
@@ -92,10 +90,4 @@ def evaluate_folder(
 def print_evaluation(evaluation: Mapping[str, Mapping[str, Any]]) -> None:
     """Print tasks and suites by the tables of the report."""
     models = [("this model", read_as(ModelMeasures, evaluation))]
-    console = plain_console()
-    print_table(console, task_table(models))
-    for part in suite_parts(models):
-        if isinstance(part, Table):
-            print_table(console, part)
-        else:
-            section(console, inline_text(part.text))
+    print_parts(task_table(models), suite_parts(models))

@@ -18,9 +18,8 @@ import torch
 
 from gristmill.core.files import read_json
 from gristmill.flows.models.find_model import ModelFolders
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.pages.page_elements import Heading, table
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.mixtures.schema.evaluation import Export
 from gristmill.train.generation.language_model import with_tokenizer
 from gristmill.train.generation.scheduler import generate
@@ -139,4 +138,4 @@ def print_findings(findings: Sequence[Finding]) -> None:
         for finding in findings
     ]
     columns = {"measure": "", "ours": ".6g", "theirs": ".6g", "gap": ".1e", "": ""}
-    print_table(plain_console(), table(columns, rows), "transformers")
+    print_parts(Heading("transformers"), table(columns, rows))

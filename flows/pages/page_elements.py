@@ -15,6 +15,7 @@ from gristmill.flows.pages.column_glossary import MEANINGS
 
 Value = TypeVar("Value")
 ByName: TypeAlias = Mapping[str, Value]
+Tone: TypeAlias = Literal["note", "plain", "warning"]
 Mark: TypeAlias = Literal[
     "",
     "strong",
@@ -74,7 +75,7 @@ class Note:
     """A sentence or two; text between `backticks` is code."""
 
     text: Inline
-    tone: Literal["note", "plain", "warning"] = "note"
+    tone: Tone = "note"
 
 
 @dataclass(frozen=True)

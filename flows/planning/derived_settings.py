@@ -5,9 +5,26 @@ plan`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from gristmill.flows.authoring.manifest_text import flow_text
 from gristmill.mixtures.manifest import Manifest
+
+KEYS = (
+    "model.layers",
+    "model.width",
+    "model.heads",
+    "model.tied_embeddings",
+    "model.init",
+    "global_batch_size",
+    "optimizer.kind",
+    "optimizer.learning_rate",
+    "optimizer.embedding_rate_scale",
+    "optimizer.weight_decay",
+    "schedule.decay_fraction",
+    "steps",
+)
+"""Keys within `pretrain` that a size or depth sets."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +53,11 @@ def derived_keys(manifest: Manifest) -> DerivedSettings | None:
         or (section.size is None and section.depth is None)
     ):
         return None
-    model, batch = section.model, section.global_batch_size
     return DerivedSettings(
         f"size {section.size}" if section.size else f"depth {section.depth}",
-        model.layer_weights,
-        section.steps * batch * manifest.mix.sequence_length,
-        {
-            "model.layers": model.layers,
-            "model.width": model.width,
-            "model.heads": model.heads,
-            "model.tied_embeddings": model.tied_embeddings,
-            "model.init": model.init,
-            "global_batch_size": batch,
-            "optimizer.kind": section.optimizer.kind,
-            "optimizer.learning_rate": section.optimizer.learning_rate,
-            "optimizer.embedding_rate_scale": section.optimizer.embedding_rate_scale,
-            "optimizer.weight_decay": section.optimizer.weight_decay,
-            "schedule.decay_fraction": section.schedule.decay_fraction,
-            "steps": section.steps,
-        },
+        section.model.layer_weights,
+        section.steps * section.global_batch_size * manifest.mix.sequence_length,
+        {key: attrgetter(key)(section) for key in KEYS},
     )
 
 

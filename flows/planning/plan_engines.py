@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.planning.quantities import duration, size
-from gristmill.flows.running.terminal import plain_console
 
 GIGA = 1e9
 
@@ -117,17 +116,9 @@ def print_engines(plans: list[EnginePlan]) -> None:
                 ]
             )
     example = f"{size(EXAMPLE_BYTES)} of text"
-    columns = {
-        "engine": "",
-        "cores": ">",
-        "start": ">",
-        example: ">",
-        "less time from": ">",
-    }
-    console = plain_console()
-    print_table(console, table(columns, rows))
-    console.print(
+    columns = dict.fromkeys(("cores", "start", example, "less time from"), ">")
+    print_parts(
+        table({"engine": "", **columns}, rows),
         "From ingest to packed tokens, as measured on two cores by `gristmill bench "
         "engines`; cores share the work evenly.",
-        style="dim",
     )

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
-
 from gristmill.core.files import as_path, read_json
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table, section
+from gristmill.flows.pages.page_elements import Heading, Note, table
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.planning.quantities import at_least, duration, quantity, size
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import TOKENIZER
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.train.models.model_config import Shape, shape_to_train
@@ -274,37 +271,15 @@ MEMORY_NAMES = {
 
 
 def print_plan_for_gpus(plan: GpuPlan) -> None:
-    """Print a plan."""
-    console = plain_console()
-    model, training = plan.model, plan.training
+    """Print a plan with its best forms, or the closest ones if none fits."""
+    model, training, gpu = plan.model, plan.training, plan.gpu
     flops = model.flops_per_token
-    section(console, "Model and training")
-    console.print(
-        f"{quantity(model.parameters)} parameters ({model.layers} layers, width "
-        f"{model.width}, {model.heads}/{model.kv_heads} heads, vocabulary "
-        f"{model.vocab_size:,})"
-    )
-    console.print(
-        f"{quantity(training.tokens)} tokens: {training.steps:,} steps of "
-        f"{training.rows_per_step:,} rows of {training.sequence_length:,}; "
-        f"{training.tokens_per_parameter:.3g} tokens per parameter"
-    )
-    console.print(
-        f"{training.flops:.3g} FLOPs; per token {quantity(flops.exact)} "
-        f"(6N: {quantity(flops.six_n)}, with causal attention halved: "
-        f"{quantity(flops.exact_causal)})"
-    )
-    _print_forms(console, plan)
-
-
-def _print_forms(console: Console, plan: GpuPlan) -> None:
-    """Print the best forms, or the closest ones if none fits."""
-    gpu = plan.gpu
     gpu_memory = gpu.memory / GIGA
     fitting = [form for form in plan.forms if form.fits]
     forms = fitting[:MOST_FORMS] or plan.forms[:MOST_FORMS]
     best = forms[0]
-    memory = best.memory
+    memory = {name: best.memory[key] for key, name in MEMORY_NAMES.items()}
+    total = size(best.memory["total"])
     rows = [
         (
             form.form,
@@ -318,31 +293,37 @@ def _print_forms(console: Console, plan: GpuPlan) -> None:
     ]
     columns = {"form": "", "micro": ">", "recompute": ">", "GB": ".1f"}
     columns |= {"MFU": ".0%", "time": ">"}
-    print_table(
-        console,
-        table(columns, rows),
-        f"{plan.gpus} x {gpu.name} ({gpu.flops / 1e12:,.0f} TFLOP/s bf16, "
-        f"{gpu_memory:.0f} GB each; {plan.assumed_mfu:.0%} MFU assumed)",
+    largest = max(memory, key=memory.__getitem__)
+    closest = (
+        f"no form fits: the closest needs {total} per GPU, most of it {largest} "
+        f"({size(memory[largest])}); take more GPUs or larger ones, shorter rows or a "
+        "smaller model"
     )
-    if not best.fits:
-        largest = max(MEMORY_NAMES, key=lambda name: memory[name])
-        console.print(
-            f"no form fits: the closest needs {size(memory['total'])} per GPU, most of "
-            f"it {MEMORY_NAMES[largest]} ({size(memory[largest])}); take more "
-            "GPUs or larger ones, shorter rows or a smaller model"
-        )
     num_hidden = len(plan.forms) - len(forms)
-    if num_hidden:
-        console.print(f"({num_hidden} more forms are in --json)", style="dim")
-
-    section(console, f"Memory of a GPU, {best.form}")
-    parts = ", ".join(
-        f"{name} {size(memory[key])}" for key, name in MEMORY_NAMES.items()
-    )
-    console.print(f"{parts}: {size(memory['total'])} of {gpu_memory:.0f} GB")
-
-    section(console, "Time and cost")
+    parts = ", ".join(f"{name} {size(part)}" for name, part in memory.items())
     cost = ""
     if best.cost is not None:
         cost = f", {at_least(best.cost)} at {plan.price:g} per GPU and hour"
-    console.print(f"{duration(best.hours)}, {at_least(best.gpu_hours)} GPU-hours{cost}")
+    print_parts(
+        Heading("Model and training"),
+        f"{quantity(model.parameters)} parameters ({model.layers} layers, width "
+        f"{model.width}, {model.heads}/{model.kv_heads} heads, vocabulary "
+        f"{model.vocab_size:,})",
+        f"{quantity(training.tokens)} tokens: {training.steps:,} steps of "
+        f"{training.rows_per_step:,} rows of {training.sequence_length:,}; "
+        f"{training.tokens_per_parameter:.3g} tokens per parameter",
+        f"{training.flops:.3g} FLOPs; per token {quantity(flops.exact)} "
+        f"(6N: {quantity(flops.six_n)}, with causal attention halved: "
+        f"{quantity(flops.exact_causal)})",
+        Heading(
+            f"{plan.gpus} x {gpu.name} ({gpu.flops / 1e12:,.0f} TFLOP/s bf16, "
+            f"{gpu_memory:.0f} GB each; {plan.assumed_mfu:.0%} MFU assumed)"
+        ),
+        table(columns, rows),
+        None if best.fits else Note(closest, "warning"),
+        f"({num_hidden} more forms are in --json)" if num_hidden else None,
+        Heading(f"Memory of a GPU, {best.form}"),
+        f"{parts}: {total} of {gpu_memory:.0f} GB",
+        Heading("Time and cost"),
+        f"{duration(best.hours)}, {at_least(best.gpu_hours)} GPU-hours{cost}",
+    )

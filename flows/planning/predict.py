@@ -25,14 +25,13 @@ from types import FrameType
 from gristmill.core.files import is_local
 from gristmill.core.store import OutputManifest, Store
 from gristmill.dataprep.readers.pythondocs import is_python_source
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.page_elements import Note, table
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.planning.quantities import duration, size
 from gristmill.flows.planning.sampled_sources import take_sample
 from gristmill.flows.running.memory_advice import available_memory
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.schema.sources import INGEST
 
@@ -379,13 +378,7 @@ def refusals(totals: Totals, available: Available) -> list[str]:
 
 def print_prediction(prediction: Prediction) -> None:
     """Print the predicted cost of a run."""
-    console = plain_console()
     least = "at least " if prediction.text_at_least else ""
-    console.print(
-        f"{least}{size(prediction.text_bytes)} of text, predicted from "
-        f"{size(prediction.sample_text_bytes)} in {prediction.took_seconds:.0f} s",
-        style="dim",
-    )
     unknown: dict[str, list[str]] = {}
     rows = []
     for row in prediction.stages:
@@ -397,11 +390,14 @@ def print_prediction(prediction: Prediction) -> None:
     name = "of these" if unknown else "in all"
     rows.append([name, *_cells(prediction.totals), ""])
     columns = {"stage": "", "time": ">", "memory": ">", "disk": ">", "from": ""}
-    print_table(console, table(columns, rows))
-    for error, stages in unknown.items():
-        console.print(f"? {', '.join(stages)}: {error}", style="yellow")
-    for sentence in prediction.refusals:
-        console.print(sentence, style="red")
+    warnings = [f"? {', '.join(stages)}: {error}" for error, stages in unknown.items()]
+    warnings += prediction.refusals
+    print_parts(
+        f"{least}{size(prediction.text_bytes)} of text, predicted from "
+        f"{size(prediction.sample_text_bytes)} in {prediction.took_seconds:.0f} s",
+        table(columns, rows),
+        [Note(warning, "warning") for warning in warnings],
+    )
 
 
 def _cells(cost: PredictedStage | Totals) -> list[str]:

@@ -38,3 +38,8 @@ def at_least(value: float) -> str:
     show.
     """
     return "less than 0.01" if 0 < value < 0.01 else f"{value:,.2f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Format a count: `1 document`, `2,000 documents`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

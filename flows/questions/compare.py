@@ -10,33 +10,36 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
-
-from rich.text import Text
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from gristmill.core.store import Store, read_runs
-from gristmill.flows.pages.page_elements import Table
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.page_elements import (
+    Fields,
+    Inline,
+    Span,
+    section_of,
+    table,
+)
+from gristmill.flows.pages.terminal_pages import print_parts, print_sections
 from gristmill.flows.questions.status import Record, run_state
 from gristmill.flows.questions.what_changed import (
     ABSENT,
     changed_keys,
     keyed_manifest,
 )
-from gristmill.flows.report.evaluation import held_out_rows
+from gristmill.flows.report.evaluation import HeldOutRow, held_out_rows
 from gristmill.flows.report.facts import Facts, read_facts
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.training import loss_rows
-from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.schema.prepare import name_steps, written_steps
 from gristmill.mixtures.schema.sources import INGEST
 
 FROM_LAST = re.compile(r"last(?:-(\d+))?")
 NOTHING = "-"
-ARROW = " -> "
+SIDES = ("first", "second")
 LONGEST_VALUE = 200
 
 
@@ -77,63 +80,23 @@ class ComparedStage:
     seconds: Pair
 
 
-@dataclass(frozen=True)
-class ComparedCounts:
-    """Documents, bytes and tokens kept after a stage."""
-
-    stage: str
-    kept: Pair
-    bytes_kept: Pair
-    tokens_kept: Pair
-
-
-@dataclass(frozen=True)
-class ComparedSource:
-    """Tokens, share and epochs of a source of the mixture."""
-
-    source: str
-    tokens: Pair
-    share: Pair
-    epochs: Pair
-
-
-@dataclass(frozen=True)
-class ComparedTraining:
-    """Steps of a training, and its first and last loss."""
-
-    stage: str
-    steps: Pair
-    first: Pair
-    last: Pair
-
-
-@dataclass(frozen=True)
-class ComparedEvaluation:
-    """Measurements of a model on the held-out text of a source."""
-
-    model: str
-    source: str
-    bits_per_byte: Pair
-    perplexity: Pair
-    token_accuracy: Pair
+ComparedRow = Mapping[str, str | Pair]
+"""Keys of a row of figures -> their values, and name of a figure -> both values."""
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Everything that both of two runs recorded, side by side."""
+    """Everything that both of two runs recorded, side by side; the rows of figures are
+    those of TOPICS.
+    """
 
     runs: list[ComparedRun]
     manifest: list[ChangedKey]
     stages: list[ComparedStage]
-    funnel: list[ComparedCounts]
-    mixture: list[ComparedSource]
-    training: list[ComparedTraining]
-    evaluation: list[ComparedEvaluation]
-
-
-Row = TypeVar(
-    "Row", ComparedCounts, ComparedSource, ComparedTraining, ComparedEvaluation
-)
+    funnel: list[ComparedRow]
+    mixture: list[ComparedRow]
+    training: list[ComparedRow]
+    evaluation: list[ComparedRow]
 
 
 class UnknownRunError(LookupError):
@@ -222,107 +185,102 @@ def compare_runs(store: Store, first: Record, second: Record) -> RunComparison:
                 Pair(*(side.get(stage) for side in seconds)),
             )
         )
+    changes = [
+        ChangedKey(key, *(None if value is ABSENT else value for value in values))
+        for key, *values in differences
+    ]
     return RunComparison(
         [ComparedRun(record["run"], run_state(record)) for record in records],
-        [
-            ChangedKey(
-                key, None if old is ABSENT else old, None if new is ABSENT else new
-            )
-            for key, old, new in differences
-        ],
+        changes,
         stages,
-        _joined(ComparedCounts, 1, [side.funnel for side in facts]),
-        _joined(ComparedSource, 1, [mixture_rows(side) for side in facts]),
-        _joined(ComparedTraining, 1, [loss_rows(side) for side in facts]),
-        _joined(
-            ComparedEvaluation,
-            2,
-            [
-                [row for row in held_out_rows(side) if row.perplexity is not None]
-                for side in facts
-            ],
-        ),
+        **{
+            name: _joined(topic, [topic.rows(side) for side in facts])
+            for name, topic in TOPICS.items()
+        },
     )
 
 
-def _joined(
-    kind: type[Row], num_keys: int, sides: Sequence[Sequence[object]]
-) -> list[Row]:
-    """Join rows of both sides by their keys, the first fields of `kind`; its other
-    fields are pairs.
-    """
-    names = [field.name for field in fields(kind)]
+def _joined(topic: Topic, sides: Sequence[Sequence[object]]) -> list[ComparedRow]:
+    """Join the rows of both sides by their keys."""
     by_keys = [
-        {tuple(getattr(row, key) for key in names[:num_keys]): row for row in rows}
+        {tuple(getattr(row, key) for key in topic.keys): row for row in rows}
         for rows in sides
     ]
-    joined = []
-    for identity in dict.fromkeys(itertools.chain(*by_keys)):
-        values: list[Any] = list(identity)
-        for name in names[num_keys:]:
-            figures = (getattr(rows.get(identity), name, None) for rows in by_keys)
-            values.append(Pair(*figures))
-        joined.append(kind(*values))
-    return joined
+    return [
+        {
+            **dict(zip(topic.keys, keys, strict=True)),
+            **{
+                name: Pair(*(getattr(rows.get(keys), name, None) for rows in by_keys))
+                for name in topic.figures
+            },
+        }
+        for keys in dict.fromkeys(itertools.chain(*by_keys))
+    ]
+
+
+def _held_out(facts: Facts) -> list[HeldOutRow]:
+    return [row for row in held_out_rows(facts) if row.perplexity is not None]
 
 
 Format = Callable[[Any], str]
-TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
-    (
-        "funnel",
+
+
+class Topic(NamedTuple):
+    """Figures of a run: title, keys of a row, figure -> its format, and the rows of a
+    run.
+    """
+
+    title: str
+    keys: tuple[str, ...]
+    figures: Mapping[str, Format]
+    rows: Callable[[Facts], Sequence[object]]
+
+
+TOPICS = {
+    "funnel": Topic(
         "Documents",
-        ["stage"],
-        [
-            ("kept", "kept", "{:,}".format),
-            ("MB kept", "bytes_kept", lambda size: f"{size / 1e6:.1f}"),
-            ("tokens", "tokens_kept", "{:,.0f}".format),
-        ],
+        ("stage",),
+        dict.fromkeys(("kept", "bytes_kept", "tokens_kept"), "{:,.0f}".format),
+        lambda facts: facts.funnel,
     ),
-    (
-        "mixture",
+    "mixture": Topic(
         "Mixture",
-        ["source"],
-        [
-            ("tokens", "tokens", "{:,}".format),
-            ("share", "share", "{:.2%}".format),
-            ("epochs", "epochs", "{:.2f}".format),
-        ],
+        ("source",),
+        {
+            "tokens": "{:,}".format,
+            "share": "{:.2%}".format,
+            "epochs": "{:.2f}".format,
+        },
+        mixture_rows,
     ),
-    (
-        "training",
+    "training": Topic(
         "Training",
-        ["stage"],
-        [
-            ("steps", "steps", "{:,}".format),
-            ("first loss", "first", "{:.4f}".format),
-            ("last loss", "last", "{:.4f}".format),
-        ],
+        ("stage",),
+        {
+            "steps": "{:,}".format,
+            "first": "{:.4f}".format,
+            "last": "{:.4f}".format,
+        },
+        loss_rows,
     ),
-    (
-        "evaluation",
+    "evaluation": Topic(
         "Held-out text",
-        ["model", "source"],
-        [
-            ("bits/byte", "bits_per_byte", "{0.value:.4f}".format),
-            ("perplexity", "perplexity", "{0.value:.1f}".format),
-            ("token accuracy", "token_accuracy", "{:.1%}".format),
-        ],
+        ("model", "source"),
+        {
+            "bits_per_byte": "{0.value:.4f}".format,
+            "perplexity": "{0.value:.1f}".format,
+            "token_accuracy": "{:.1%}".format,
+        },
+        _held_out,
     ),
-]
-"""Topic of a comparison, its title, its keys, and its columns: name, key of the value,
-format.
-"""
+}
+"""Field of a comparison -> its figures."""
 
 
 def print_comparison(comparison: RunComparison) -> None:
     """Print the comparison as tables that fit the terminal: one cell where both runs
     agree, `first -> second` where they differ, and no table of what neither run has.
     """
-    console = plain_console()
-    for side, run in zip(("first", "second"), comparison.runs, strict=True):
-        console.print(f"{side + ':':7} {run.run} ({run.state})", soft_wrap=True)
-    if not comparison.manifest:
-        console.print(Text("Both have the same manifest.", style="dim"))
     changes = [
         [change.key, _value(change.first), _value(change.second)]
         for change in comparison.manifest
@@ -337,29 +295,38 @@ def print_comparison(comparison: RunComparison) -> None:
         ]
         for row in comparison.stages
     ]
-    print_table(console, Table(["key", "first", "second"], changes), "Manifest")
-    outputs_table = Table(["stage", "output", "seconds"], outputs, {2})
-    print_table(console, outputs_table, "Outputs", highlight=ARROW)
-    for topic, title, keys, columns in TOPICS:
-        header = [*keys, *(name for name, _, _ in columns)]
+    first, second = (f"{run.run} ({run.state})" for run in comparison.runs)
+    print_parts(
+        Fields([("first:", first), ("second:", second)]),
+        None if changes else "Both have the same manifest.",
+    )
+    print_sections(
+        section_of("Manifest", table(dict.fromkeys(["key", *SIDES], ""), changes)),
+        section_of(
+            "Outputs", table({"stage": "", "output": "", "seconds": ">"}, outputs)
+        ),
+    )
+    for name, topic in TOPICS.items():
         rows = [
             [
-                *(getattr(row, key) for key in keys),
-                *(pair(getattr(row, key), form) for _, key, form in columns),
+                *(row[key] for key in topic.keys),
+                *(pair(row[figure], form) for figure, form in topic.figures.items()),
             ]
-            for row in getattr(comparison, topic)
+            for row in getattr(comparison, name)
         ]
-        topic_table = Table(header, rows, set(range(len(keys), len(header))))
-        print_table(console, topic_table, title, highlight=ARROW)
+        columns = dict.fromkeys(topic.keys, "") | {
+            figure.replace("_", " "): ">" for figure in topic.figures
+        }
+        print_sections(section_of(topic.title, table(columns, rows)))
 
 
-def pair(values: Pair, form: Format) -> str:
-    """`a` if both are written alike, else `a -> b`."""
+def pair(values: Pair, form: Format) -> Inline:
+    """Return `a` if both are written alike, else a marked `a -> b`."""
     first, second = (
         NOTHING if value is None else form(value)
         for value in (values.first, values.second)
     )
-    return first if first == second else f"{first}{ARROW}{second}"
+    return first if first == second else Span(f"{first} -> {second}", "hit")
 
 
 def _value(value: Any) -> str:

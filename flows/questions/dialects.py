@@ -11,24 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from gristmill.dataprep.documents import read_shard, shard_names
+from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.filters.gopher import DIALECTS
 from gristmill.flows.authoring.measured_sample import (
     RulesVerdict,
     judge_by_rules,
-    print_verdicts,
+    text_sizes,
+    verdict_table,
 )
-from gristmill.flows.pages.terminal_tables import section
+from gristmill.flows.pages.page_elements import Heading, Parts
+from gristmill.flows.pages.terminal_pages import Answer
 from gristmill.flows.questions.find_documents import (
     NothingIngestedError,
     committed_corpus,
 )
+from gristmill.flows.questions.query import ask
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.rules import (
@@ -42,7 +40,7 @@ GopherSet = TypeVar("GopherSet", bound=GopherRules)
 
 
 @dataclass(frozen=True)
-class DialectComparison:
+class DialectComparison(Answer):
     """Documents that each dialect keeps.
 
     Attributes:
@@ -57,12 +55,13 @@ class DialectComparison:
     bytes: int
     dialects: list[RulesVerdict]
 
-    def show(self) -> None:
-        """Print the keep rates, 60 columns wide."""
-        console = plain_console()
+    def parts(self) -> list[Parts]:
+        """Return the keep rates as parts of a page."""
         size = f"{self.bytes / 1e6:.1f} MB"
-        section(console, f"Kept of {self.documents:,} documents ({size})")
-        print_verdicts(console, "dialect", self.dialects)
+        return [
+            Heading(f"Kept of {self.documents:,} documents ({size})"),
+            verdict_table("dialect", self.dialects),
+        ]
 
 
 def compare_dialects(session: Session, sample: int) -> DialectComparison:
@@ -82,25 +81,22 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
         if name != INGEST and isinstance(session.manifest.steps[name].config, Filter):
             break
         inputs[name] = folder
-    shards = shard_names(inputs[INGEST])
-    parts = [np.zeros(0, np.uint64)]
-    for shard in shards:
-        read = read_shard(inputs, shard, ["id"])
-        parts.append(_keys(read.documents["id"].take(pa.array(read.rows))))
-    keys = np.concatenate(parts)
-    if len(keys) == 0:
+    corpus = Corpus(inputs)
+    optional = [
+        name if name in corpus.schema.names else f"NULL::VARCHAR AS {name}"
+        for name in ("language", "script")
+    ]
+    # Ids are hashes: their order is random and reproducible.
+    sql = (
+        f"SELECT text, {', '.join(optional)} FROM documents WHERE kept "
+        f"ORDER BY id LIMIT {sample}"
+    )
+    with ask(corpus, sql) as answer:
+        rows = answer.table()
+    if not len(rows):
         raise NothingIngestedError(
             "the committed stages kept no document; nothing can be measured"
         )
-    last = min(sample, len(keys)) - 1
-    limit = np.partition(keys, last)[last]
-    tables = []
-    for shard in shards:
-        read = read_shard(inputs, shard, ["id", "text", "language", "script"])
-        documents = read.documents.take(pa.array(read.rows))
-        tables.append(documents.filter(pa.array(_keys(documents["id"]) <= limit)))
-    rows = pa.concat_tables(tables, promote_options="permissive")
-    sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
     steps = (step.config for step in session.manifest.prepare)
     filters = (config for config in steps if isinstance(config, Filter))
     configured = next(filters, Filter()).rules
@@ -112,8 +108,11 @@ def compare_dialects(session: Session, sample: int) -> DialectComparison:
             gopher_quality=_in_dialect(quality, dialect),
             gopher_repetition=_in_dialect(repetition, dialect),
         )
-        verdicts.append(judge_by_rules(dialect, rules, rows, sizes))
-    return DialectComparison(len(rows), len(keys), int(sizes.sum()), verdicts)
+        verdicts.append(judge_by_rules(dialect, rules, rows))
+    available = corpus.count_rows()
+    return DialectComparison(
+        len(rows), available, int(text_sizes(rows).sum()), verdicts
+    )
 
 
 def _in_dialect(rules: GopherSet, dialect: str) -> GopherSet:
@@ -121,10 +120,3 @@ def _in_dialect(rules: GopherSet, dialect: str) -> GopherSet:
     if words == "language" and dialect != "datatrove":
         words = "dialect"
     return type(rules)(**{**rules.model_dump(), "dialect": dialect, "words": words})
-
-
-def _keys(ids: pa.ChunkedArray) -> np.ndarray:
-    """Return the first eight bytes of ids, which are hashes: their order is random and
-    reproducible.
-    """
-    return np.frombuffer(b"".join(ids.to_pylist()), ">u8")[::2].astype(np.uint64)

@@ -4,23 +4,20 @@ and its place in the mix.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypedDict
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
+from gristmill.dataprep.corpus import url_of
 from gristmill.dataprep.documents import (
     JUDGEMENT_COLUMNS,
-    Inputs,
     annotation_stages,
 )
 from gristmill.dataprep.edits import EDITS
@@ -31,7 +28,28 @@ from gristmill.dataprep.row_groups import (
     read_annotation_rows,
     read_document_rows,
 )
-from gristmill.flows.pages.page_elements import value_text
+from gristmill.flows.pages.addresses import DOCUMENTS, Search, address
+from gristmill.flows.pages.document_elements import (
+    numbered_links,
+    values_note,
+    verdict,
+)
+from gristmill.flows.pages.page_elements import (
+    ByName,
+    Fields,
+    Heading,
+    Inline,
+    Link,
+    Links,
+    Note,
+    Page,
+    Parts,
+    Section,
+    Span,
+    Text,
+    flatten,
+)
+from gristmill.flows.pages.terminal_pages import print_page
 from gristmill.flows.questions.find_documents import (
     DocumentNotFoundError,
     Place,
@@ -40,7 +58,6 @@ from gristmill.flows.questions.find_documents import (
     nothing_read,
 )
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.schema.sources import INGEST
 from gristmill.mixtures.yaml_text import join_first
@@ -51,9 +68,11 @@ Recipes = Mapping[str, Mapping[str, Any]]
 KEPT = "kept"
 """Outcome of a document that no stage dropped."""
 SHOWN_EDITS = 3
-SHOWN_CHARS = 60
 EXCERPT_CHARS = 300
-INDENT = 10
+BEFORE_STEP = ": "
+"""Separator of the stage that prepared an example and the step of its preparation."""
+IDS = ("cluster", "duplicate_of")
+"""Columns with ids."""
 NEAR_DUPLICATES = ("near_duplicate", "against_near_duplicate", "chained_duplicate")
 """Reasons of `dedup` that its threshold explains."""
 NOT_DRAWN = {
@@ -134,23 +153,30 @@ class Judgement:
         return remarks
 
     def telling_values(self) -> dict[str, Any]:
-        """Measured values, without rules of `clean` that changed nothing."""
+        """Measured values, without ids and rules of `clean` that changed nothing."""
         return {
             name: value
             for name, value in self.values.items()
-            if value or not name.startswith(RULE_PREFIX) or name == WORDS_LEFT
+            if (value or not name.startswith(RULE_PREFIX) or name == WORDS_LEFT)
+            and name not in IDS
         }
 
-    def lines(self) -> list[str]:
-        """Describe the threshold, the error, the edits and the measured values."""
-        lines = self.remarks()
-        for edit in self.edits.first if self.edits else ():
-            lines.append(
-                f"  {shorten_text(edit.removed)} -> {shorten_text(edit.added)}"
-            )
-        values = self.telling_values().items()
-        measured = [f"{name} {value_text(value)}" for name, value in values]
-        return [*lines, ", ".join(measured)] if measured else lines
+    def parts(self, links: ByName[str] = MappingProxyType({})) -> list[Parts]:
+        """Return the verdict, its remarks and the measured values as parts of a page;
+        `links` are further pages about it.
+        """
+        first_edits = [
+            Note([Span(edit.removed, "removed"), Span(edit.added, "added")])
+            for edit in (self.edits.first if self.edits else ())
+        ]
+        step = self.stage.rpartition(BEFORE_STEP)[2]
+        return [
+            Heading([f"{step} ", verdict(self.keep, None, self.reason)]),
+            "; ".join(self.remarks()),
+            first_edits,
+            Links([Link(text, href) for text, href in links.items() if href]),
+            values_note(self.telling_values().items()),
+        ]
 
 
 @dataclass(frozen=True)
@@ -190,15 +216,28 @@ class MixtureUse:
     rows: list[int]
     steps: list[int]
 
-    def line(self) -> str:
-        """Describe the use."""
+    def parts(self, source: str) -> list[Parts]:
+        """Return the use of a document of a source as parts of a page."""
         if self.use == "not drawn":
-            return f"not drawn: {NOT_DRAWN.get(self.reason, self.reason)}"
-        rows = f"{self.pieces} pieces, {self.tokens} tokens, in rows {join_first(self.rows)}"
-        if self.use == "held out":
-            return f"held out for validation: {rows}"
-        steps = f"steps {join_first(self.steps)}" if self.steps else "no step"
-        return f"{rows}; read by {steps}"
+            return [f"Not drawn: {NOT_DRAWN.get(self.reason, self.reason)}."]
+        is_held_out = self.use == "held out"
+        use = "Held out, never trained" if is_held_out else "In the mixture"
+        copies = f", {self.copies:,} copies" if self.copies > 1 else ""
+        held_out = source if is_held_out else None
+        return [
+            f"{use}: {self.tokens:,} tokens in {self.pieces:,} pieces{copies}.",
+            numbered_links(
+                "rows",
+                sorted(set(self.rows)),
+                lambda row: address("rows", MIX, row, held_out=held_out),
+            ),
+            numbered_links(
+                "steps that read it",
+                self.steps,
+                lambda step: address("training", PRETRAIN, step),
+            ),
+            "No step reads it." if self.use == "trained" and not self.steps else None,
+        ]
 
 
 @dataclass(frozen=True)
@@ -244,38 +283,86 @@ class Explanation:
 
     def show(self) -> None:
         """Print the history like `gristmill explain`."""
-        console = plain_console()
-        console.print(
-            Text.assemble(
-                (self.id, "bold"), f"  {visible(self.source)}  {visible(self.locator)}"
-            )
+        print_page(self.page())
+
+    @property
+    def corpus(self) -> str:
+        """Name of its corpus in addresses of pages."""
+        preparing = (
+            self.stages[0].stage.rpartition(BEFORE_STEP)[0] if self.stages else ""
         )
-        console.print(
-            f"{self.characters} characters, {self.shard} row {self.row}", style="dim"
-        )
-        if not self.text:
-            console.print(
-                visible(" ".join(self.excerpt.split())[:200]) + " ...", style="italic"
+        return preparing or DOCUMENTS
+
+    def page(
+        self,
+        links: Callable[[Judgement], ByName[str]] = lambda judged: {},
+        most: int | None = None,
+    ) -> Page:
+        """Return the history as a page.
+
+        Args:
+            links: text -> address of further pages about a verdict.
+            most: maximum characters of the text.
+        """
+        corpus, source = self.corpus, self.source
+        rows: list[tuple[str, Inline]] = [
+            ("id", Span(self.id, "code")),
+            ("source", Link(source, Search(corpus=corpus, source=source).link())),
+        ]
+        url = url_of(self.locator, self.metadata)
+        rows += [("address", url)] if url else []
+        if corpus != DOCUMENTS and self.kept:
+            uses = "the rows that hold it, and the steps that read it"
+            rows.append(("example", Link(uses, address("examples", self.id))))
+        place = f"{self.shard}, row {self.row}; {self.characters:,} characters"
+        rows.append(("place", place))
+        for name, value in json.loads(self.metadata or "{}").items():
+            is_text = isinstance(value, str)
+            rows.append(
+                (name, value if is_text else json.dumps(value, ensure_ascii=False))
             )
-        table = Table.grid(padding=(0, 1))
-        table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
-        table.add_column(overflow="fold")
-        for judgement in self.stages:
-            outcome = Text(f"dropped: {judgement.reason}", style="red")
-            if judgement.keep:
-                outcome = Text(KEPT, style="green")
-            table.add_row(judgement.stage, outcome)
-            for line in judgement.lines():
-                table.add_row("", Text(visible(line), style="dim"))
-        if self.mix is not None:
-            table.add_row(MIX, self.mix.line())
-        table.add_row("outcome", self.outcome)
         for relation, ids in (("parents", self.parents), ("children", self.children)):
-            if ids:
-                table.add_row(relation, join_first(ids))
-        console.print(table)
-        if self.text:
-            print_text(console, self.text)
+            rows += [(relation, join_first(ids))] if ids else []
+        outcome: Inline = Span(KEPT, "kept")
+        if not self.kept:
+            outcome = [Span("not kept", "dropped"), f" {self.outcome}"]
+        sections = {
+            "What each step said": [each.parts(links(each)) for each in self.stages],
+            "What training makes of it": self.mix and self.mix.parts(source),
+            "Text": self._text(most),
+        }
+        return Page(
+            self.locator,
+            [
+                Section(title, flatten(parts))
+                for title, parts in sections.items()
+                if parts
+            ],
+            [Note(outcome, "plain"), Fields(rows)],
+        )
+
+    def _text(self, most: int | None) -> list[Parts]:
+        if not self.text:
+            return [Note(" ".join(self.excerpt.split()) + " ...")]
+        spans: list[Span] = []
+        total = sum(len(piece.text) for piece in self.text)
+        remaining = total if most is None else most
+        for piece in self.text:
+            text = piece.text[:remaining]
+            spans.append(Span(text, piece.edit or "", piece.stage or ""))
+            remaining -= len(text)
+        legend = None
+        if any(piece.edit for piece in self.text):
+            suffix = " by the steps; text without a mark is as it was read."
+            legend = Note(
+                [Span("Removed", "removed"), " and ", Span("added", "added"), suffix]
+            )
+        truncated = None
+        if most is not None and total > most:
+            first = f"The first {most:,} of {self.characters:,} characters: "
+            whole = Link("show all", address(DOCUMENTS, self.id, whole=True))
+            truncated = Note([first, whole, "."])
+        return [legend, truncated, Text([span for span in spans if span.text])]
 
 
 def history(session: Session, query: str, with_text: bool = False) -> Explanation:
@@ -339,8 +426,12 @@ def explain_row(
         with_text: include the whole text.
     """
     inputs, shard, row = place
-    table = read_document_rows(inputs, shard, [row])
+    table = read_document_rows({INGEST: inputs[INGEST]}, shard, [row])
     (document,) = table.to_pylist()
+    text = document.get("text")
+    if text is None:
+        text = decoded_text(inputs, shard, row)
+    content = original = text.encode()
     stages: list[Judgement] = []
     edits: dict[str, list[EditSpan]] = {}
     for stage in annotation_stages(inputs):
@@ -351,10 +442,10 @@ def explain_row(
         if keep is None:
             break
         described = None
-        spans = judged.get(EDITS)
-        if spans:
+        if spans := judged.get(EDITS):
             edits[stage] = spans
-            described = describe_edits(inputs, stage, shard, row, spans)
+            described = describe_edits(content, spans)
+            content = edited(content, spans)
         values = {
             name: value.hex() if isinstance(value, bytes) else value
             for name, value in judged.items()
@@ -367,15 +458,10 @@ def explain_row(
         )
         if not keep:
             break
-    text = document.get("text")
-    if text is None:
-        text = decoded_text(inputs, shard, row)
     outcome = KEPT
     if stages and not stages[-1].keep:
         outcome = f"dropped by {stages[-1].stage}: {stages[-1].reason}"
-    pieces = [TextPiece(text)] if with_text else []
-    if with_text and edits:
-        pieces = marked_text(inputs, shard, row, edits)
+    text = content.decode("utf-8", "replace")
     return Explanation(
         document["id"].hex(),
         document["source"],
@@ -387,7 +473,7 @@ def explain_row(
         row,
         stages,
         outcome,
-        pieces,
+        marked_text(original, edits) if with_text else [],
     )
 
 
@@ -401,73 +487,63 @@ class EditSpan(TypedDict):
     text: str
 
 
-def _text_bytes(inputs: Inputs, shard: str, row: int) -> bytes:
-    text: str = read_document_rows(inputs, shard, [row], ["text"])["text"][0].as_py()
-    return text.encode()
+def edited(text: bytes, edits: Sequence[EditSpan]) -> bytes:
+    """Apply edits to a text."""
+    # From the end, so that earlier offsets stay valid.
+    for edit in sorted(edits, key=itemgetter("begin", "end"), reverse=True):
+        text = text[: edit["begin"]] + edit["text"].encode() + text[edit["end"] :]
+    return text
 
 
 def marked_text(
-    inputs: Inputs, shard: str, row: int, edits: Mapping[str, Sequence[EditSpan]]
+    text: bytes, edits: Mapping[str, Sequence[EditSpan]]
 ) -> list[TextPiece]:
-    """Return a document's whole text with everything that its stages removed and added.
+    """Return a whole text as it was read with everything that its stages removed and
+    added.
 
     Args:
-        inputs: `ingest` and the stages, in order.
-        shard, row: place of the document.
-        edits: stage -> its edits.
+        text: as it was read.
+        edits: stage -> its edits, in order.
     """
-    pieces = [_Piece(_text_bytes({INGEST: inputs[INGEST]}, shard, row))]
+    # Offsets are in bytes: Latin-1 has one character for each.
+    pieces = [TextPiece(text.decode("latin-1"))]
     for stage, spans in edits.items():
-        # From the end, so that earlier offsets stay valid.
         for edit in sorted(spans, key=itemgetter("begin", "end"), reverse=True):
-            edited: list[_Piece] = []
-            added = [_Piece(edit["text"].encode(), "added", stage)]
+            edited: list[TextPiece] = []
+            new_text = edit["text"].encode().decode("latin-1")
+            added = [TextPiece(new_text, "added", stage)]
             position = 0  # in the text that is not removed so far
             for piece in pieces:
                 if piece.edit == "removed":
                     edited.append(piece)
                     continue
-                text = piece.text
                 begin, end = (
-                    min(max(edit[side] - position, 0), len(text))
+                    min(max(edit[side] - position, 0), len(piece.text))
                     for side in ("begin", "end")
                 )
-                position += len(text)
-                edited.append(replace(piece, text=text[:begin]))
+                position += len(piece.text)
+                edited.append(replace(piece, text=piece.text[:begin]))
                 # Text added by an earlier stage was not in the original, so it
                 # vanishes.
                 if piece.edit != "added":
-                    edited.append(_Piece(text[begin:end], "removed", stage))
+                    edited.append(TextPiece(piece.text[begin:end], "removed", stage))
                 if edit["end"] <= position:
                     edited += added
                     added = []
-                edited.append(replace(piece, text=text[end:]))
+                edited.append(replace(piece, text=piece.text[end:]))
             pieces = [piece for piece in (*edited, *added) if piece.text]
     return [
-        TextPiece(piece.text.decode("utf-8", "replace"), piece.edit, piece.stage)
+        replace(piece, text=piece.text.encode("latin-1").decode("utf-8", "replace"))
         for piece in pieces
     ]
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A stretch of text, and the stage that added or removed it."""
-
-    text: bytes
-    edit: Literal["removed", "added"] | None = None
-    stage: str | None = None
-
-
-def describe_edits(
-    inputs: Inputs, stage: str, shard: str, row: int, edits: Sequence[EditSpan]
-) -> Edits:
-    """Summarize a stage's edits of a document."""
-    before = dict(itertools.takewhile(lambda item: item[0] != stage, inputs.items()))
-    text = _text_bytes(before, shard, row)
-    first = []
-    for edit in edits[:SHOWN_EDITS]:
-        removed = text[edit["begin"] : edit["end"]].decode("utf-8", "replace")
-        first.append(Edit(removed, edit["text"]))
+def describe_edits(text: bytes, edits: Sequence[EditSpan]) -> Edits:
+    """Summarize a stage's edits of the text that it saw."""
+    first = [
+        Edit(text[edit["begin"] : edit["end"]].decode("utf-8", "replace"), edit["text"])
+        for edit in edits[:SHOWN_EDITS]
+    ]
     return Edits(
         len(edits),
         sum(edit["end"] - edit["begin"] for edit in edits),
@@ -487,6 +563,8 @@ def find_threshold(
     """
     if reason is None:
         return None
+    if reason in NEAR_DUPLICATES:
+        return (recipe.get("minhash") or {}).get("threshold")
     *_, rule = parts = reason.split("/")
     value: Any = {**recipe, **recipe.get("rules", {}), **recipe.get("by_language", {})}
     for part in parts:
@@ -498,19 +576,16 @@ def find_threshold(
         value = bounds.get(column)
     if value is not None:
         return value
-    languages = recipe.get("keep")
-    thresholds = recipe.get("threshold")
-    if isinstance(languages, Mapping) and judged.get("language"):
-        of_language = {
-            str(parse_label(name)): least for name, least in languages.items()
-        }
-        thresholds = best_match(
-            Language(judged["language"], judged.get("script") or ""), of_language
-        )
-    if reason in NEAR_DUPLICATES:
-        return (recipe.get("minhash") or {}).get("threshold")
-    special = {"language_score": thresholds, "language": languages}
-    return special.get(reason, recipe.get(rule))
+    if reason == "language":
+        return recipe.get("keep")
+    if reason != "language_score":
+        return recipe.get(rule)
+    by_language = recipe.get("keep")
+    if not isinstance(by_language, Mapping) or not judged.get("language"):
+        return recipe.get("threshold")
+    language = Language(judged["language"], judged.get("script") or "")
+    least = {str(parse_label(name)): value for name, value in by_language.items()}
+    return best_match(language, least)
 
 
 def places_in_mix(
@@ -545,34 +620,3 @@ def places_in_mix(
         rows.tolist(),
         list(steps),
     )
-
-
-MARKS = {
-    "removed": ("[-", "-]", "red strike"),
-    "added": ("{+", "+}", "green"),
-    None: ("", "", ""),
-}
-
-
-def shorten_text(text: str) -> str:
-    """Quote a piece of text on one line; an empty one becomes `(nothing)`."""
-    if not text:
-        return "(nothing)"
-    line = text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
-    return repr(line)
-
-
-def print_text(console: Console, pieces: Sequence[TextPiece]) -> None:
-    """Print a whole text: removed text as [-...-], added text as {+...+} (as `git diff
-    --word-diff`).
-    """
-    marked = Text()
-    for piece in pieces:
-        before, after, style = MARKS[piece.edit]
-        marked.append(f"{before}{visible(piece.text)}{after}", style=style)
-    stages = dict.fromkeys(piece.stage for piece in pieces if piece.stage)
-    title = "the whole text, unchanged by any stage"
-    if stages:
-        title = f"the whole text; [-removed-] and {{+added+}} by {', '.join(stages)}"
-    console.print(f"\n{title}", style="dim")
-    console.print(marked, soft_wrap=True)

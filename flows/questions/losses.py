@@ -18,11 +18,10 @@ from gristmill.dataprep.group_losses import (
     read_losses,
 )
 from gristmill.dataprep.whatif_thresholds import short_name
-from gristmill.flows.pages.page_elements import Table, table
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.page_elements import Note, Parts, Table, table
+from gristmill.flows.pages.terminal_pages import Answer
 from gristmill.flows.questions.find_documents import committed_folders
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.yaml_text import join_first
 
@@ -48,7 +47,7 @@ class LostGroup(GroupLoss):
 
 
 @dataclass(frozen=True)
-class LossReport:
+class LossReport(Answer):
     """Losses of all committed stages.
 
     Attributes:
@@ -90,18 +89,16 @@ class LossReport:
             for column, groups in groupby(self.groups, attrgetter("column"))
         ]
 
-    def show(self) -> None:
-        """Print the verdict, the largest losses, and examples of vanished groups."""
-        console = plain_console()
-        console.print(visible(self.verdict()))
-        for losses_of_column in self.tables():
-            print_table(console, losses_of_column)
-        for group in self.vanished:
-            for example in group.examples:
-                line = visible(f"{group.group}: {example}")
-                console.print(line, style="dim", soft_wrap=True)
-        for step, sentence in self.duplicates.items():
-            console.print(visible(f"{step}: {sentence}"))
+    def parts(self) -> list[Parts]:
+        """Return the verdict, the largest losses, and examples as parts of a page."""
+        examples = [
+            f"{group.group}: {example}"
+            for group in self.vanished
+            for example in group.examples
+        ]
+        duplicates = [f"{step}: {text}" for step, text in self.duplicates.items()]
+        verdict = Note(self.verdict(), "plain")
+        return [verdict, self.tables(), examples, duplicates]
 
 
 def losses(session: Session) -> LossReport:

@@ -17,9 +17,9 @@ import pyarrow as pa
 from gristmill.core.files import atomic_write
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.where_sql import CONFINED
-from gristmill.flows.pages.page_elements import Table
-from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.running.terminal import plain_console, visible
+from gristmill.flows.pages.page_elements import Fields, Heading, Table
+from gristmill.flows.pages.terminal_pages import print_parts
+from gristmill.flows.running.terminal import plain_console
 
 VIEW = "documents"
 MEMORY = "1GB"
@@ -63,6 +63,10 @@ class Answer:
                     ]
                 columns.append(values)
             yield from zip(*columns, strict=True)
+
+    def table(self) -> pa.Table:
+        """Return all rows."""
+        return self._batches().read_all()
 
     def _batches(self) -> Any:
         # Not `execute`, which holds all rows in memory.
@@ -131,40 +135,34 @@ def print_rows(answer: Answer) -> None:
     """Print the first rows as a table that fits the terminal, or as lines if there are
     too many columns.
     """
-    console, columns = plain_console(), answer.columns
     all_rows = answer.rows()
     rows = list(itertools.islice(all_rows, SHOWN_ROWS))
     hidden_rows = sum(1 for _ in all_rows)
-    names = list(map(visible, columns))
     cells = [list(map(shown, row)) for row in rows]
-    if len(columns) * (LEAST_WIDTH + 2) > console.width:
+    if len(answer.columns) * (LEAST_WIDTH + 2) > plain_console().width:
         for number, row_cells in enumerate(cells, 1):
-            fields = list(zip(names, row_cells, strict=True))
-            print_table(console, Table(["", ""], fields), f"row {number}")
+            fields = Fields(list(zip(answer.columns, row_cells, strict=True)))
+            print_parts(Heading(f"row {number}"), fields)
     else:
         numeric = [
             index
             for index, values in enumerate(zip(*rows, strict=True))
             if {type(value) for value in values} <= {int, float, type(None)}
         ]
-        print_table(console, Table(names, cells, numeric))
-    if hidden_rows:
-        console.print(
-            f"and {hidden_rows:,} more rows; --csv, --json and --out "
-            "FILE.parquet give all",
-            style="dim",
-        )
-    if not rows:
-        console.print("no rows", style="dim")
+        print_parts(Table(answer.columns, cells, numeric))
+    more = (
+        f"and {hidden_rows:,} more rows; --csv, --json and --out FILE.parquet give all"
+    )
+    print_parts(more if hidden_rows else None, None if rows else "no rows")
 
 
 def shown(value: Any) -> str:
-    """Format a value for a cell: one line, no control characters, cut if long."""
+    """Format a value for a cell: one line, cut if long."""
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    text = visible(" ".join(str(value).split()))
+    text = " ".join(str(value).split())
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]} ..."

@@ -14,10 +14,9 @@ from itertools import combinations
 from typing import Any
 
 from gristmill.dataprep.corpus import Corpus
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.page_elements import Parts, table
+from gristmill.flows.pages.terminal_pages import Answer
 from gristmill.flows.questions.query import QueryError, ask
-from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.yaml_text import unknown_name
 
 RANKS = """
@@ -77,32 +76,32 @@ class SourceAgreement:
 
 
 @dataclass(frozen=True)
-class ScoreAgreement:
+class ScoreAgreement(Answer):
     """Agreement of scores; `top` is the share of the largest values."""
 
     top: float
     pairs: list[PairAgreement]
     by_source: list[SourceAgreement]
 
-    def show(self) -> None:
-        """Print the agreement of pairs, and with sources."""
+    def parts(self) -> list[Parts]:
+        """Return the agreement of pairs, and with sources, as parts of a page."""
         overlap = f"overlap of the top {self.top:.0%}"
         pairs = [
             [*pair.scores, pair.documents, pair.rank_correlation, pair.top_overlap]
             for pair in self.pairs
         ]
         sources = [
-            [one.score, one.documents, one.sources, one.auc] for one in self.by_source
+            [each.score, each.documents, each.sources, each.auc]
+            for each in self.by_source
         ]
-        auc = "AUC of the source's mean"
         counts = {"documents": ","}
         names = {"score": "", "other": ""}
         ranks = {"rank correlation": ".3f", overlap: ".1%"}
-        for shown in (
+        auc = {"sources": "d", "AUC of the source's mean": ".3f"}
+        return [
             table({**names, **counts, **ranks}, pairs),
-            table({"score": "", **counts, "sources": "d", auc: ".3f"}, sources),
-        ):
-            print_table(plain_console(), shown)
+            table({"score": "", **counts, **auc}, sources),
+        ]
 
 
 def compare_scores(corpus: Corpus, scores: Sequence[str], top: float) -> ScoreAgreement:

@@ -16,8 +16,6 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.padding import Padding
-from rich.text import Text
 
 from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import read_documents
@@ -31,11 +29,13 @@ from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.semantic.vector_jobs import VECTORS
 from gristmill.dataprep.semantic.vector_search import Near, nearest
 from gristmill.dataprep.words.bm25_scan import search_words, terms_of
-from gristmill.dataprep.words.snippets import pattern_of, snippet
+from gristmill.dataprep.words.snippets import snippet
+from gristmill.flows.pages.document_elements import document_entry, listing_of
+from gristmill.flows.pages.page_elements import Entry, Parts
+from gristmill.flows.pages.terminal_pages import Answer
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.threshold_samples import by_shard
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
 By = Literal["meaning", "words"]
@@ -98,30 +98,32 @@ class SearchHit:
     characters: int
     snippet: str
 
-    def verdict(self) -> str:
-        """Return `kept`, or the step and rule that dropped the document."""
-        if self.kept:
-            return "kept"
-        rule = f": {self.reason}" if self.reason else ""
-        return f"dropped by {self.dropped_by}{rule}"
-
-    def ranks(self) -> list[str]:
-        """Describe its score and rank in each list."""
-        texts = []
+    def entry(self, words: Sequence[str]) -> Entry:
+        """Return the document as an entry of a list, with marks on some words."""
+        ranks = []
         if self.meaning:
-            texts.append(
-                f"cosine {self.meaning.cosine:.3f} (number {self.meaning.rank} by "
-                "meaning)"
+            meaning = self.meaning
+            ranks.append(
+                f"cosine {meaning.cosine:.3f} (number {meaning.rank} by meaning)"
             )
         if self.words:
-            texts.append(
+            ranks.append(
                 f"BM25 {self.words.bm25:.2f} (number {self.words.rank} by words)"
             )
-        return texts
+        return document_entry(
+            self.id,
+            self.url or self.locator,
+            (self.kept, self.dropped_by, self.reason),
+            self.source,
+            self.characters,
+            self.snippet,
+            words,
+            ranks,
+        )
 
 
 @dataclass(frozen=True)
-class SearchHits:
+class SearchHits(Answer):
     """Documents about a text.
 
     Attributes:
@@ -145,45 +147,22 @@ class SearchHits:
     note: str | None
     hits: list[SearchHit]
 
-    def described(self) -> str:
-        """Describe the extent of the search in a sentence."""
-        parts = []
+    def parts(self) -> list[Parts]:
+        """Return the extent of the search and its hits as parts of a page."""
+        methods = []
         if self.with_vectors is not None:
-            parts.append(f"{self.with_vectors:,} by meaning")
+            methods.append(f"{self.with_vectors:,} by meaning")
         if self.with_words is not None:
-            parts.append(
+            methods.append(
                 f"{self.with_words:,} by words, of which {self.matching:,} match"
             )
-        return (
+        words = [word for term in terms_of(self.text) for word in term.split()]
+        return [
             f"{len(self.hits)} of {self.documents:,} documents; searched "
-            f"{'; '.join(parts)}"
-        )
-
-    def show(self) -> None:
-        """Print the hits like `gristmill search`."""
-        console = plain_console()
-        console.print(self.described(), style="bold")
-        if self.note:
-            console.print(self.note, style="yellow")
-        for number, hit in enumerate(self.hits, 1):
-            console.print()
-            console.print(
-                Text.assemble(
-                    (f"{number:>2}. ", "bold"),
-                    hit.id[:16],
-                    "  ",
-                    visible(hit.source),
-                    "  ",
-                    visible(hit.url or hit.locator),
-                ),
-                soft_wrap=True,
-            )
-            console.print(
-                f"    {hit.verdict()}; {', '.join(hit.ranks())}",
-                style="dim",
-                soft_wrap=True,
-            )
-            console.print(Padding(Text(visible(hit.snippet)), (0, 0, 0, 4)))
+            f"{'; '.join(methods)}.",
+            self.note,
+            listing_of([hit.entry(words) for hit in self.hits], "None of them fits."),
+        ]
 
 
 def search(
@@ -214,44 +193,23 @@ def search(
     depth = max(limit, DEPTH)
     methods: list[By] = []
     near: list[Near] = []
-    with_vectors = note = None
+    words = with_vectors = note = None
     if by != "words":
         try:
-            step, model, sha256 = find_vectors(session, corpus)
-            model_folder(model.path)
-            if folder_sha256(model.path) != sha256:
-                raise SearchError(
-                    f"the model at {model.path} is not the one that {step} "
-                    "computed its vectors "
-                    "with; put that one back, or run the step with the new one"
-                )
-            # One short text needs no GPU; float16 in the files is coarser than the difference
-            # between devices.
-            cpu_model = model.model_copy(update={"device": "cpu"})
-            vector = load_embedder(cpu_model, sha256).embed([text])[0]
-            near, with_vectors = nearest(
-                corpus.inputs[step] / VECTORS, corpus.shards, vector, depth
-            )
+            near, with_vectors = _nearest(session, corpus, text, depth)
             methods.append("meaning")
         except (SearchError, ModelFolderError) as error:
             if by == "meaning":
                 raise SearchError(str(error)) from error
             note = f"searched by words alone: {error}"
-    words = None
     if by != "meaning":
         if not terms and not methods:
             raise SearchError(f"there is no word in {text!r}")
         words = search_words(corpus, terms, depth, most_bytes)
         methods.append("words")
-    rows: dict[tuple[str, bytes], int] = {}
-    for shard in dict.fromkeys(hit.shard for hit in near):
-        ids = [hit.id for hit in near if hit.shard == shard]
-        column = read_documents(corpus.inputs, shard, ["id"])["id"]
-        numbers = pc.index_in(pa.array(ids, column.type), value_set=column)
-        for id_, number in zip(ids, numbers.to_pylist(), strict=True):
-            rows[shard, id_] = number
+    places = _places(corpus, near)
     by_meaning = {
-        (hit.shard, rows[hit.shard, hit.id]): MeaningRank(rank, round(hit.cosine, 3))
+        places[hit.id]: MeaningRank(rank, round(hit.cosine, 3))
         for rank, hit in enumerate(near, 1)
     }
     by_words = {
@@ -260,20 +218,19 @@ def search(
     }
     scores = dict(islice(merge(by_meaning, by_words).items(), limit))
     hits: dict[Place, SearchHit] = {}
-    for shard, shard_rows in by_shard(scores).items():
-        table = corpus.read(shard, SHOWN, kept=None).take(pa.array(shard_rows))
-        texts = read_document_rows(corpus.inputs, shard, shard_rows, ["text"])["text"]
-        for row, document, text in zip(
-            shard_rows, table.to_pylist(), texts.to_pylist(), strict=True
+    for shard, rows in by_shard(scores).items():
+        documents = corpus.read(shard, SHOWN, kept=None).take(rows).to_pylist()
+        texts = read_document_rows(corpus.inputs, shard, rows, ["text"])["text"]
+        for row, document, hit_text in zip(
+            rows, documents, texts.to_pylist(), strict=True
         ):
-            place = shard, row
-            hits[place] = SearchHit(
+            hits[shard, row] = SearchHit(
                 **document,
-                score=round(scores[place], 6),
-                meaning=by_meaning.get(place),
-                words=by_words.get(place),
-                characters=len(text),
-                snippet=snippet(text, terms),
+                score=round(scores[shard, row], 6),
+                meaning=by_meaning.get((shard, row)),
+                words=by_words.get((shard, row)),
+                characters=len(hit_text),
+                snippet=snippet(hit_text, terms),
             )
     return SearchHits(
         text,
@@ -285,6 +242,35 @@ def search(
         note,
         [hits[place] for place in scores],
     )
+
+
+def _nearest(
+    session: Session, corpus: Corpus, text: str, depth: int
+) -> tuple[list[Near], int]:
+    """Return the documents nearest to a text in meaning, and the number of vectors."""
+    step, model, sha256 = find_vectors(session, corpus)
+    model_folder(model.path)
+    if folder_sha256(model.path) != sha256:
+        raise SearchError(
+            f"the model at {model.path} is not the one that {step} computed its "
+            "vectors with; put that one back, or run the step with the new one"
+        )
+    # One short text needs no GPU; float16 in the files is coarser than the difference
+    # between devices.
+    cpu_model = model.model_copy(update={"device": "cpu"})
+    vector = load_embedder(cpu_model, sha256).embed([text])[0]
+    return nearest(corpus.inputs[step] / VECTORS, corpus.shards, vector, depth)
+
+
+def _places(corpus: Corpus, near: Sequence[Near]) -> dict[bytes, Place]:
+    """Return the shard and row of each document by id."""
+    places: dict[bytes, Place] = {}
+    for shard in {hit.shard for hit in near}:
+        ids = [hit.id for hit in near if hit.shard == shard]
+        column = read_documents(corpus.inputs, shard, ["id"])["id"]
+        rows = pc.index_in(pa.array(ids, column.type), value_set=column).to_pylist()
+        places |= {id_: (shard, row) for id_, row in zip(ids, rows, strict=True)}
+    return places
 
 
 def find_vectors(session: Session, corpus: Corpus) -> tuple[str, ReadingModel, str]:
@@ -319,12 +305,3 @@ def merge(*rankings: Iterable[Place]) -> dict[Place, float]:
         for rank, place in enumerate(ranking, 1):
             scores[place] += 1 / (FUSION + rank)
     return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
-
-
-def marked(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:
-    """Split a text into pieces, flagging those that are one of the words."""
-    pieces, position = list[tuple[str, bool]](), 0
-    for match in pattern_of(words).finditer(text):
-        pieces += [(text[position : match.start()], False), (match[0], True)]
-        position = match.end()
-    return [piece for piece in [*pieces, (text[position:], False)] if piece[0]]

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gristmill.core.files import find_json, read_json, sha256_file
@@ -22,18 +23,25 @@ from gristmill.core.progress import (
 )
 from gristmill.core.store import Store
 from gristmill.dataprep.conservation import top_reasons
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.page_elements import (
+    ByName,
+    Link,
+    Mark,
+    Note,
+    Parts,
+    Span,
+    table,
+)
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.running.run_records import RunContent
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console
 
-STYLES = {
-    "committed": "green",
-    "unfinished": "yellow",
-    "running": "cyan",
-    "missing": "dim",
-    "corrupt": "red",
+STATE_MARKS: dict[str, Mark] = {
+    "committed": "good",
+    "unfinished": "hit",
+    "running": "strong",
+    "missing": "masked",
+    "corrupt": "bad",
 }
 MINUTE, HOUR = 60, 3600
 """Seconds."""
@@ -215,57 +223,53 @@ def duration(seconds: float) -> str:
     return f"{total // HOUR} h {total % HOUR // MINUTE} m"
 
 
-def print_status(session: Session, rows: Sequence[StageState]) -> None:
-    """Print the states of the stages as a table that fits the terminal."""
-    console = plain_console()
-    cells = [
-        (
-            row.stage,
-            row.state,
-            row.fingerprint[:8],
-            row.seconds,
-            None if row.bytes is None else row.bytes / 1e6,
-        )
-        for row in rows
-    ]
-    columns = {"stage": "", "state": "", "fingerprint": "", "seconds": ".1f"}
-    print_table(console, table({**columns, "MB": ".1f"}, cells), styles=STYLES)
+def stage_parts(
+    rows: Sequence[StageState], links: ByName[str] = MappingProxyType({})
+) -> list[Parts]:
+    """Return the states of the stages as parts of a page: a table, and what is amiss.
 
-    stage_with_log = None
+    Args:
+        rows: the stages.
+        links: stage -> address of its page.
+    """
+    lines = []
+    notes = []
     for row in rows:
+        stage = row.stage
+        title = Link(stage, links[stage]) if stage in links else stage
+        state = Span(row.state, STATE_MARKS[row.state])
+        megabytes = None if row.bytes is None else row.bytes / 1e6
+        lines.append([title, state, row.fingerprint[:8], row.seconds, megabytes])
         documents = row.documents
         if documents is not None and documents.kept < documents.read / 2:
-            reasons = ", ".join(
-                f"{rule} {number:,}"
-                for rule, number in top_reasons(
-                    documents.dropped, documents.quarantined
-                )
+            reasons = top_reasons(documents.dropped, documents.quarantined)
+            causes = ", ".join(f"{rule} {number:,}" for rule, number in reasons)
+            notes.append(
+                f"{stage}: kept {documents.kept:,} of {documents.read:,} documents; "
+                f"dropped most by {causes}"
             )
-            console.print(
-                f"{row.stage}: kept {documents.kept:,} of {documents.read:,} "
-                f"documents; dropped most by {reasons}",
-                style="yellow",
-            )
-        details = row.details
         if row.owner is not None:
-            details = describe_running(row, time.time())
-        if details is not None:
-            console.print(f"{row.stage}: {details}", style=STYLES[row.state])
-            stage_with_log = stage_with_log or row.stage
-    lines = [f"store: {session.store.root}"]
-    if stage_with_log is not None:
-        lines.append(f"log:   {session.command('logs', stage_with_log)}")
-    console.print("\n".join(lines), style="dim", soft_wrap=True)
+            notes.append(f"{stage}: {describe_running(row, time.time())}")
+        elif row.details is not None:
+            notes.append(f"{stage}: {row.details}")
+    columns = {"stage": "", "state": "", "fingerprint": "", "seconds": ",.1f"}
+    states = table({**columns, "MB": ",.2f"}, lines, {"MB": "of its output"})
+    return [states, [Note([note], "warning") for note in notes]]
+
+
+def print_status(session: Session, rows: Sequence[StageState]) -> None:
+    """Print the states of the stages, and the command that shows a log."""
+    logged = [row.stage for row in rows if row.owner or row.details]
+    log = session.command("logs", logged[0]) if logged else ""
+    print_parts(
+        stage_parts(rows),
+        f"store: `{session.store.root}`",
+        f"log: `{log}`" if log else None,
+    )
 
 
 def print_runs(records: Sequence[Record]) -> None:
     """Print the runs of a store, newest last."""
-    console = plain_console()
-    if not records:
-        console.print(
-            "this store has no runs yet; start one with: gristmill run MANIFEST",
-            soft_wrap=True,
-        )
     rows = []
     for record in records:
         ways = Counter(stage.get("how") for stage in record["stages"].values())
@@ -276,7 +280,8 @@ def print_runs(records: Sequence[Record]) -> None:
         stage_counts = f"{built} / {ways['Cached']}"
         rows.append((record["run"], state, seconds, stage_counts))
     columns = {"run": "", "state": "", "seconds": ".0f", "made / reused": ">"}
-    print_table(console, table(columns, rows))
+    nothing = "this store has no runs yet; start one with: `gristmill run MANIFEST`"
+    print_parts(table(columns, rows), None if rows else nothing)
 
 
 def run_state(record: Record) -> str:
@@ -320,7 +325,7 @@ def repair_damage(session: Session, damage: Mapping[str, list[str]]) -> None:
 
 
 FOLLOW_SECONDS = 0.5
-LOG_ORDER = ("running", "unfinished", "corrupt", "committed")
+LOG_ORDER = ("running", "unfinished", "corrupt", "committed", "missing")
 """States of stages in the order in which their logs are chosen."""
 BLOCK_BYTES = 1 << 16
 
@@ -341,21 +346,21 @@ def find_log(session: Session, stage: str | None) -> Path:
         NoLogError: nothing has run yet.
         UnknownStageError: the manifest has no such stage.
     """
-    rows = [] if stage else stage_states(session)
-    logged = [row for row in reversed(rows) if row.state in LOG_ORDER]
-    logged.sort(key=lambda row: LOG_ORDER.index(row.state))
-    chosen = stage or next((row.stage for row in logged), None)
-    if chosen is None:
-        raise NoLogError(
-            f"nothing of {session.manifest_file} has been run in "
-            f"{session.store.root}; run it with: {session.command('run')}"
-        )
-    folder = session.folder(chosen).logs
+    if stage is None:
+        rows = reversed(stage_states(session))
+        row = min(rows, key=lambda row: LOG_ORDER.index(row.state))
+        if row.state == "missing":
+            raise NoLogError(
+                f"nothing of {session.manifest_file} has been run in "
+                f"{session.store.root}; run it with: {session.command('run')}"
+            )
+        stage = row.stage
+    folder = session.folder(stage).logs
     attempts = sorted(int(path.stem) for path in folder.glob("*.log"))
     if not attempts:
         raise NoLogError(
-            f"{chosen} has no log here, since it has not been run; run it with: "
-            f"{session.command('run', '--until', chosen)}"
+            f"{stage} has no log here, since it has not been run; run it with: "
+            f"{session.command('run', '--until', stage)}"
         )
     return folder / f"{attempts[-1]}.log"
 

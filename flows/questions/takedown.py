@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.files import write_text
-from gristmill.dataprep.corpus import CLUSTERS, RECORD_ID, urls_of
+from gristmill.dataprep.corpus import CLUSTERS, urls_of
 from gristmill.dataprep.documents import (
     ID_BYTES,
     Inputs,
@@ -38,15 +38,12 @@ from gristmill.dataprep.llm.answer_store import forget_answers
 from gristmill.dataprep.llm.lineage import LINEAGE, descendants
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.flows.authoring.manifest_text import set_keys
+from gristmill.flows.pages.page_elements import Fields, Note, table
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.questions.find_documents import committed_inputs, is_id
-from gristmill.flows.questions.trace_tables import (
-    SHOWN_STEPS,
-    print_hidden,
-)
 from gristmill.flows.questions.training_reads import reading_of
 from gristmill.flows.running.execute import ANSWERS
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.recipes.named_recipes import manifest_file
@@ -58,6 +55,8 @@ from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.packed import PackedSet
 
 TAKEN_DOWN = "documents.ids"
+MOST_SHOWN = 36
+"""Documents and examples that are printed."""
 SHOWN_NAMES = 3
 """Number of missing documents that an error names."""
 LIST_KEYS = ("id", "locator", "url")
@@ -159,29 +158,22 @@ class Takedown:
             written: files of the take-down, if they were written.
             command: runs the new manifest; empty without one.
         """
-        console = plain_console()
-        console.print(
-            f"documents: {len(self.documents)}, near-duplicates: "
-            f"{len(self.near_duplicates)}, written from them: {len(self.generated)}; "
-            f"{len(self.excluded)} to take down",
-            style="bold",
-        )
-        for documents in (self.documents, self.near_duplicates, self.generated):
-            for document in documents[:SHOWN_STEPS]:
-                mark = " " if document.id in self.excluded else "-"
-                console.print(
-                    f"{mark} {document.id[:16]}  {document.source}  {document.locator}"
-                )
-            print_hidden(console, len(documents))
-        for example in self.examples[:SHOWN_STEPS]:
-            console.print(f"  {example.id[:16]}  examples://{example.set}")
-        print_hidden(console, len(self.examples))
-        for name in self.not_found:
-            console.print(f"not found: {name}", style="yellow")
-
+        rows = [
+            [
+                "" if document.id in self.excluded else "stays",
+                document.id[:16],
+                document.source,
+                document.locator,
+            ]
+            for document in (*self.documents, *self.near_duplicates, *self.generated)
+        ]
+        rows += [
+            ["", each.id[:16], f"examples://{each.set}", ""] for each in self.examples
+        ]
         held_out = sum(map(len, self.validation_rows.values()))
         kept = "kept" if written is None else "kept, forgotten now"
         effects: dict[str, Sequence[object]] = {
+            "not found": self.not_found,
             "document shards": self.document_shards,
             "packed shards": self.packed_shards,
             "rows": [f"{len(self.rows)} of training", f"{held_out} held out"],
@@ -191,31 +183,47 @@ class Takedown:
             "models that know them": self.models,
             "answers of asked models": [f"{self.answers:,} {kept}"],
         }
-        for label, entries in effects.items():
-            listing = ", ".join(map(str, entries)) or "none"
-            console.print(f"{label:<26}  {listing}")
-        if self.unknown_answers:
-            console.print(
-                f"{self.unknown_answers:,} answers name no document; remove "
-                "STORE/answers to be sure",
-                style="yellow",
-            )
-        if written is None:
-            return
+        unknown = (
+            f"{self.unknown_answers:,} answers name no document; remove STORE/answers "
+            "to be sure"
+        )
+        hidden = len(rows) - MOST_SHOWN
+        print_parts(
+            Note(
+                f"documents: {len(self.documents)}, near-duplicates: "
+                f"{len(self.near_duplicates)}, written from them: "
+                f"{len(self.generated)}; {len(self.excluded)} to take down",
+                "plain",
+            ),
+            table(
+                dict.fromkeys(("", "id", "source", "locator"), ""), rows[:MOST_SHOWN]
+            ),
+            f"and {hidden} more (--json has them)" if hidden > 0 else None,
+            Fields(
+                [
+                    (label, ", ".join(map(str, entries)) or "none")
+                    for label, entries in effects.items()
+                ]
+            ),
+            Note(unknown, "warning") if self.unknown_answers else None,
+            None if written is None else self._next_step(written, command),
+        )
+
+    def _next_step(self, written: TakedownFiles, command: str) -> Note:
+        """Describe how to continue without the documents."""
         if not command:
             sentence = (
                 f"their ids are in {written.list}; remove their texts from the "
                 "sources, and run again"
             )
         elif not self.steps_done:
-            sentence = f"continue without them: {command}"
+            sentence = f"continue without them: `{command}`"
         elif written.checkpoint is None:
-            sentence = f"without them training starts over: {command}"
+            sentence = f"without them training starts over: `{command}`"
         else:
-            sentence = (
-                f"without them training resumes from step {self.last_clean}: {command}"
-            )
-        console.print(sentence, style="green")
+            step = self.last_clean
+            sentence = f"without them training resumes from step {step}: `{command}`"
+        return Note(sentence, "plain")
 
 
 class TakedownError(ValueError):
@@ -272,24 +280,22 @@ def find_documents(
     id) or in its metadata.
     """
     ids = {bytes.fromhex(name): name for name in names if is_id(name)}
-    locators = pa.array([name for name in names if not is_id(name)], pa.string())
+    others = pa.array([name for name in names if not is_id(name)], pa.string())
     has_urls = any("://" in name for name in names)
     id_values = pa.array(list(ids), pa.binary(ID_BYTES))
     columns = ["id", "source", "locator", *(["metadata"] if has_urls else [])]
     documents: dict[bytes, ListedDocument] = {}
     matched_names: set[str] = set()
     for corpus, shard in corpus_shards(inputs) if names else ():
-        table = read_documents(corpus, shard, columns)
-        urls = urls_of(table) if has_urls else pa.nulls(len(table), pa.string())
-        plain = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
-        matches = pc.is_in(table["id"], value_set=id_values)
-        for column in (table["locator"], plain, urls):
-            matches = pc.or_(matches, pc.is_in(column, value_set=locators))
-        table = table.append_column("plain", plain).append_column("url", urls)
-        for row in table.filter(matches).to_pylist():
+        read = read_documents(corpus, shard, columns)
+        urls = urls_of(read) if has_urls else read["locator"]
+        matches = pc.is_in(read["id"], value_set=id_values)
+        for column in (read["locator"], urls):
+            matches = pc.or_(matches, pc.is_in(column, value_set=others))
+        for row in read.append_column("url", urls).filter(matches).to_pylist():
             id_, locator = row["id"], row["locator"]
             documents[id_] = ListedDocument(id_.hex(), row["source"], locator, shard)
-            matched_names |= {ids.get(id_, ""), locator, row["plain"], row["url"]}
+            matched_names |= {ids.get(id_, ""), locator, row["url"]}
     return dict(sorted(documents.items())), [
         name for name in names if name not in matched_names
     ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from gristmill.dataprep.documents import Inputs, column_names, shard_names
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest, rules_of
+from gristmill.flows.pages.addresses import DOCUMENTS, address
+from gristmill.flows.pages.document_elements import id_span
+from gristmill.flows.pages.page_elements import Entry, Link, Span, value_text
 from gristmill.flows.report.stage_summaries import Binned, StepSummary, read_as
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import prepare_step
@@ -25,10 +28,19 @@ MOST_SHARDS = 50
 all.
 """
 EXCERPT_CHARS = 160
-Found = tuple[float, str, int, float]
-"""Distance to the threshold, shard, row, measured value."""
-NearestPlaces = dict[str, dict[str, list[Found]]]
-"""Label of a rule -> `failing` and `passing` -> the documents nearest to its bound."""
+
+
+class NearPlace(NamedTuple):
+    """A document near the bound of a rule: label of the rule, `failing` or `passing`,
+    distance to the bound, shard, row, and measured value.
+    """
+
+    label: str
+    side: str
+    distance: float
+    shard: str
+    row: int
+    value: float
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,15 @@ class CutSample:
     locator: str
     excerpt: str
     value: float
+
+    def entry(self) -> Entry:
+        """Return the document as an entry of a list, after its measured value."""
+        link = Link(self.locator, address(DOCUMENTS, self.id))
+        return Entry(
+            [Span(value_text(self.value), "strong"), " ", link],
+            [Span(self.excerpt)],
+            [self.source, " · ", id_span(self.id)],
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +154,7 @@ def describe_cuts(
 
 
 def nearest_samples(
-    inputs: Inputs, rules: Mapping[str, list[Rule]], labels: Iterable[str], most: int
+    inputs: Inputs, rules: Mapping[str, list[Rule]], labels: Collection[str], most: int
 ) -> dict[str, Samples]:
     """Find the documents nearest to some rules' bounds in at most MOST_SHARDS shards,
     spread evenly.
@@ -143,65 +164,50 @@ def nearest_samples(
         labels: labels of the rules in question.
         most: number of documents on each side of a bound.
     """
-    places: NearestPlaces = {label: {"failing": [], "passing": []} for label in labels}
+    places: list[NearPlace] = []
     shards = shard_names(inputs[INGEST])
     for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
         for stage, stage_rules in rules.items():
             verdicts, _ = judge_shard(inputs, shard, stage, stage_rules, stage_rules)
             for rule in stage_rules:
-                if rule.label in places:
+                if rule.label in labels:
                     nearest_rows = nearest(verdicts, rule, most)
-                    merge_nearest(places, rule.label, shard, nearest_rows, most)
-    return read_samples(inputs, places)
+                    places += near_places(rule.label, shard, nearest_rows)
+    return read_samples(inputs, places, most)
 
 
-def merge_nearest(
-    places: NearestPlaces,
-    label: str,
-    shard: str,
-    nearest_in_shard: Mapping[str, list[tuple[float, int, float]]],
-    most: int,
-) -> None:
-    """Merge the documents of a shard that are nearest to a rule's bound into those of
-    all shards.
+def near_places(
+    label: str, shard: str, nearest_rows: Mapping[str, list[tuple[float, int, float]]]
+) -> Iterator[NearPlace]:
+    """Yield the places of a shard that are nearest to the bound of a rule."""
+    for side, entries in nearest_rows.items():
+        for distance, row, value in entries:
+            yield NearPlace(label, side, distance, shard, row, value)
+
+
+def read_samples(
+    inputs: Inputs, places: Iterable[NearPlace], most: int
+) -> dict[str, Samples]:
+    """Read the documents nearest to the bound of each rule, at most `most` on each
+    side; each shard is read once.
     """
-    sides = places.setdefault(label, {"failing": [], "passing": []})
-    for side, entries in nearest_in_shard.items():
-        placed = [(distance, shard, row, value) for distance, row, value in entries]
-        sides[side] = sorted([*sides[side], *placed])[:most]
-
-
-def read_samples(inputs: Inputs, places: NearestPlaces) -> dict[str, Samples]:
-    """Read the documents next to the threshold of each rule; each shard is read
-    once.
-    """
-    all_places = set()
-    for sides in places.values():
-        for entries in sides.values():
-            all_places |= {(shard, row) for _, shard, row, _ in entries}
-    samples = {}
-    for shard, rows in by_shard(all_places).items():
-        documents = read_document_rows(
-            inputs, shard, rows, ["id", "source", "locator", "text"]
-        ).to_pylist()
-        for row, document in zip(rows, documents, strict=True):
+    samples: dict[str, Samples] = defaultdict(Samples)
+    chosen: list[NearPlace] = []
+    for _, side in itertools.groupby(sorted(places), itemgetter(0, 1)):
+        chosen += itertools.islice(side, most)
+    documents = {}
+    for shard, rows in by_shard({(place.shard, place.row) for place in chosen}).items():
+        columns = ["id", "source", "locator", "text"]
+        table = read_document_rows(inputs, shard, rows, columns)
+        for row, document in zip(rows, table.to_pylist(), strict=True):
             words = document["text"][: 4 * EXCERPT_CHARS].split()
-            samples[shard, row] = partial(
-                CutSample,
-                document["id"].hex(),
-                document["source"],
-                document["locator"],
-                " ".join(words)[:EXCERPT_CHARS],
-            )
-    return {
-        name: Samples(
-            **{
-                side: [samples[shard, row](value) for _, shard, row, value in entries]
-                for side, entries in sides.items()
-            }
-        )
-        for name, sides in places.items()
-    }
+            excerpt = " ".join(words)[:EXCERPT_CHARS]
+            origin = document["id"].hex(), document["source"], document["locator"]
+            documents[shard, row] = (*origin, excerpt)
+    for place in chosen:
+        sample = CutSample(*documents[place.shard, place.row], place.value)
+        getattr(samples[place.label], place.side).append(sample)
+    return samples
 
 
 def by_shard(places: Iterable[tuple[str, int]]) -> dict[str, list[int]]:

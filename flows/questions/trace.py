@@ -23,8 +23,7 @@ from gristmill.flows.questions.trace_tables import (
     StepTrace,
 )
 from gristmill.flows.questions.training_reads import (
-    EXAMPLE_IDS,
-    PROMPT_IDS,
+    ID_LISTS,
     Reading,
     answers_of_step,
     reading_of,
@@ -125,14 +124,8 @@ def trace_document(session: Session, query: str) -> DocumentTrace:
     )
     if mix is None:
         return replace(trace, stages=document.stages)
-    return replace(
-        trace,
-        use=mix.use,
-        reason=mix.reason,
-        tokens=mix.tokens,
-        copies=mix.copies,
-        rows=mix.rows,
-    )
+    fields = ("use", "reason", "tokens", "copies", "rows")
+    return replace(trace, **{name: getattr(mix, name) for name in fields})
 
 
 def describe_reading(
@@ -160,41 +153,35 @@ def _trace_example(session: Session, query: str) -> DocumentTrace | None:
     prefix = query.lower()
     if len(prefix) < 4:
         return None
-    example: str | None = None
-    steps: list[StepReads] = []
-    checkpoints: list[CheckpointStep] = []
-    for stage, node in session.plan.items():
-        if node.stage.row_kind in (None, "documents"):
-            continue
-        data = session.folder(stage).data
-        if not any((data / name).exists() for name in (EXAMPLE_IDS, PROMPT_IDS)):
-            continue
-        reading = reading_of(session, stage)
-        hits = {
-            id_
-            for id_ in itertools.chain.from_iterable(reading.examples)
-            if id_.startswith(prefix)
-        }
-        if len(hits) > 1:
-            raise DocumentNotFoundError(
-                f"{len(hits)} examples of {stage} fit {query!r}; give more digits: "
-                f"{', '.join(sorted(hits)[:5])}"
-            )
-        for hit in hits:
-            example = example or hit
-            rows = [row for row, ids in enumerate(reading.examples) if hit in ids]
-            steps_of_stage, checkpoints_of_stage = describe_reading(reading, rows)
-            steps += steps_of_stage
-            checkpoints += checkpoints_of_stage
-    if example is None:
+    readings = [
+        reading_of(session, stage)
+        for stage, node in session.plan.items()
+        if node.stage.row_kind not in (None, "documents")
+        and any((session.folder(stage).data / name).exists() for name in ID_LISTS)
+    ]
+    examples = {
+        id_
+        for reading in readings
+        for id_ in itertools.chain.from_iterable(reading.examples)
+        if id_.startswith(prefix)
+    }
+    if not examples:
         return None
+    if len(examples) > 1:
+        raise DocumentNotFoundError(
+            f"{len(examples)} examples fit {query!r}; give more digits: "
+            f"{', '.join(sorted(examples)[:5])}"
+        )
+    (example,) = examples
+    trace = DocumentTrace("example", example, "trained", [], [])
+    for reading in readings:
+        rows = [row for row, ids in enumerate(reading.examples) if example in ids]
+        steps, checkpoints = describe_reading(reading, rows)
+        trace.steps.extend(steps)
+        trace.checkpoints_after.extend(checkpoints)
     inputs, id_bytes = committed_inputs(session), bytes.fromhex(example)
-    return DocumentTrace(
-        "example",
-        example,
-        "trained",
-        steps,
-        checkpoints,
+    return replace(
+        trace,
         parents=sorted(id_.hex() for id_ in parents(inputs, id_bytes)),
         children=sorted(id_.hex() for id_ in descendants(inputs, [id_bytes])),
     )

@@ -1,30 +1,45 @@
-"""Answers of `gristmill trace`, and how they are printed."""
+"""Answers of `gristmill trace`, and their pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from types import MappingProxyType
 from typing import Literal
 
-from rich.console import Console
-from rich.text import Text
-
-from gristmill.flows.pages.page_elements import table, value_text
-from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.questions.explain import (
-    KEPT,
-    NOT_DRAWN,
-    SHOWN_CHARS,
-    Judgement,
-    shorten_text,
+from gristmill.flows.pages.addresses import DOCUMENTS, address
+from gristmill.flows.pages.document_elements import (
+    example_link,
+    id_span,
+    joined,
+    numbered_links,
 )
+from gristmill.flows.pages.page_elements import (
+    ByName,
+    Entry,
+    Fields,
+    Heading,
+    Inline,
+    Link,
+    Listing,
+    Note,
+    Parts,
+    Span,
+    Text,
+    table,
+    value_text,
+)
+from gristmill.flows.pages.terminal_pages import Answer, print_parts
+from gristmill.flows.planning.quantities import counted
+from gristmill.flows.questions.explain import KEPT, NOT_DRAWN, Judgement
 from gristmill.flows.questions.training_reads import Use
-from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.yaml_text import join_first
 from gristmill.train.rl.rollout_tables import AnswerRow
 
-SHOWN_STEPS = 12
+MOST_SHOWN = 200
+"""Documents, examples or steps that are listed; JSON has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +84,7 @@ class RowDocument(TracedDocument):
 
 
 @dataclass(frozen=True)
-class StepTrace:
+class StepTrace(Answer):
     """Rows and documents of a training step.
 
     Attributes:
@@ -97,74 +112,85 @@ class StepTrace:
     rows_of_examples: list[int] = field(default_factory=list)
     answers: list[AnswerRow] | None = None
 
-    def show(self) -> None:
-        """Print the trace like `gristmill trace --step`."""
-        console = plain_console()
-        contents = f"{len(self.examples)} examples"
-        if self.tokens is not None:
-            contents = f"{self.tokens} tokens, {len(self.documents)} documents"
-        console.print(
-            f"{self.stage} step {self.step} {self.use}: "
-            f"{len(self.rows)} rows, {contents}",
-            style="bold",
+    def parts(self, beginnings: ByName[str] = MappingProxyType({})) -> list[Parts]:
+        """Return the rows and their contents as parts of a page.
+
+        Args:
+            beginnings: example -> beginning of its text.
+        """
+        rows = dict(zip(self.examples, self.rows_of_examples, strict=False))
+        examples = list(dict.fromkeys(self.examples))
+        contents = f"rows with {len(examples):,} examples"
+        listed: Parts = Listing(
+            "",
+            [
+                Entry(
+                    example_link(example),
+                    beginnings.get(example, ""),
+                    f"row {rows[example]}" if example in rows else "",
+                )
+                for example in examples[:MOST_SHOWN]
+            ],
         )
         if self.answers is not None:
-            print_answers(console, self.examples, self.answers)
-        elif self.tokens is None:
-            for row, example in zip(self.rows_of_examples, self.examples, strict=True):
-                console.print(f"{row:>8}  {example}")
-        else:
-            _print_documents(console, self.documents)
-
-
-def _print_documents(console: Console, documents: Sequence[RowDocument]) -> None:
-    """Print two lines per document: its facts, and its whole locator, which `explain`
-    takes.
-    """
-    for document in documents:
-        facts = [f"{document.tokens:>8} tokens", document.source, document.id[:16]]
-        for name, value in document.quality.items():
-            facts.append(f"{name} {value_text(value)}")
-        if document.cluster_size:
-            facts.append(f"{document.cluster_size - 1} duplicates")
-        console.print("  ".join(facts), soft_wrap=True)
-        console.print(f"{'':8} {document.address}", style="dim", soft_wrap=True)
-
-
-def print_answers(
-    console: Console, prompts: Sequence[str], answers: Sequence[AnswerRow]
-) -> None:
-    """Print the prompts of a step, each with its answers and their rewards."""
-    if not answers:
-        for prompt in prompts:
-            console.print(f"  {prompt}")
-        console.print("their answers are not drawn yet", style="dim")
-        return
-    for prompt, group in groupby(answers, key=lambda answer: answer["id"]):
-        answers_to_prompt = list(group)
-        first, right = answers_to_prompt[0], ""
-        if first["right"] is not None:
-            # The end of a right answer holds its result.
-            right = f"  right: {first['right'][-SHOWN_CHARS:]!r}"
-        console.print(
-            Text.assemble(
-                (f"{prompt[:16]}  ", "dim"),
-                (shorten_text(first["prompt"]), "bold"),
-                (right, "green"),
-            )
-        )
-        rows = []
-        for answer in answers_to_prompt:
-            lines = [
-                f"{call['name']} {call['arguments']} -> {call['answer']}"
-                for call in answer.get("used") or ()
+            contents = "prompts"
+            listed = _prompts(self.answers) or [
+                "Their answers are not drawn yet.",
+                listed,
             ]
-            text = "\n".join(map(shorten_text, [*lines, answer["answer"]]))
-            ending = "" if answer["ended"] else "cut"
-            figures = answer["reward"], answer["advantage"], answer["tokens"]
-            rows.append([*figures, ending, text])
-        columns = {"reward": ".4g", "advantage": "+.4g", "tokens": "d", "": ""}
-        print_table(console, table({**columns, "answer": ""}, rows))
+        elif self.tokens is not None:
+            documents = f"{len(self.documents):,} documents"
+            contents = f"rows with {self.tokens:,} tokens of {documents}"
+            listed = [
+                numbered_links(
+                    "rows", self.rows, lambda row: address("rows", MIX, row)
+                ),
+                Listing("", list(map(_document_entry, self.documents[:MOST_SHOWN]))),
+            ]
+        verb = "It read" if self.use == "read" else "It will read"
+        checkpoints = ", ".join(map(str, self.checkpoints_after))
+        suffix = f"; checkpoints at {checkpoints} know them." if checkpoints else "."
+        number = len(self.documents) or len(examples)
+        return [
+            Note(f"{verb} {len(self.rows):,} {contents}{suffix}", "plain"),
+            listed,
+            f"The first ones of {number:,} are shown." if number > MOST_SHOWN else None,
+        ]
+
+
+def _document_entry(document: RowDocument) -> Entry:
+    """A document of a step: its address, tokens, source, id and measured values."""
+    facts: list[Inline] = [f"{document.tokens:,} tokens", document.source]
+    facts.append(id_span(document.id))
+    for name, value in document.quality.items():
+        facts.append(f"{name} {value_text(value)}")
+    facts += [document.language] if document.language else []
+    if document.cluster_size:
+        facts.append(f"{document.cluster_size - 1} duplicates")
+    link = Link(document.address, address(DOCUMENTS, document.id))
+    return Entry(link, "", joined(facts))
+
+
+def _prompts(answers: Sequence[AnswerRow]) -> list[Parts]:
+    """The prompts of a step of reinforcement learning, each with its answers."""
+    parts: list[Parts] = []
+    columns = {"reward": ">", "advantage": ">", "tokens": ">", "answer": ""}
+    meanings = {"reward": "of the answer, weighted", "tokens": "of the answer"}
+    for example, group in groupby(answers, key=lambda answer: answer["id"]):
+        rows = []
+        for answer in group:
+            calls: list[Inline] = []
+            for call in answer.get("used") or ():
+                name = Span(f"{call['name']} {call['arguments']}", "code")
+                calls += [name, f" → {call['answer']} "]
+            values = [value_text(answer["reward"]), value_text(answer["advantage"])]
+            tokens = f"{answer['tokens']:,}{'' if answer['ended'] else ', cut'}"
+            rows.append([*values, tokens, [*calls, answer["answer"]]])
+        parts += [Heading(example_link(example)), Text([Span(answer["prompt"])])]
+        if answer["right"] is not None:
+            parts.append(Note([f"right: {answer['right']}"]))
+        parts.append(table(columns, rows, meanings))
+    return parts
 
 
 @dataclass(frozen=True)
@@ -229,34 +255,37 @@ class DocumentTrace:
 
     def show(self) -> None:
         """Print the trace like `gristmill trace --document`."""
-        console = plain_console()
         origin = "example"
         if self.kind == "document":
             origin = f"{self.source}  {self.locator}"
-        console.print(Text.assemble((self.id, "bold"), f"  {origin}"))
-        console.print(Text.assemble(("outcome  ", "bold"), self.describe_outcome()))
-        for judgement in self.stages[-1:]:
-            for line in judgement.lines():
-                console.print(f"      {line}", style="dim")
-        for relation, ids in (("parents", self.parents), ("children", self.children)):
-            if ids:
-                console.print(Text.assemble((f"{relation}  ", "bold"), join_first(ids)))
-        if not self.steps:
-            return
-        rows = [
-            (step.stage, step.step, step.use, join_first(step.rows))
-            for step in self.steps[:SHOWN_STEPS]
-        ]
-        columns = {"stage": "", "step": "d", "": "", "rows": ""}
-        print_table(console, table(columns, rows))
-        print_hidden(console, len(self.steps))
-        after = [f"{saved.stage} {saved.step}" for saved in self.checkpoints_after]
-        console.print(
-            Text.assemble(
-                ("checkpoints that know it  ", "bold"),
-                ", ".join(after) or "none is kept",
-            )
+        print_parts(
+            Note([Span(self.id, "strong"), f"  {origin}"], "plain"), self.parts()
         )
+
+    def parts(self) -> list[Parts]:
+        """Return the outcome, the steps and the checkpoints as parts of a page."""
+        relatives = {"parents": self.parents, "children": self.children}
+        rows = [
+            [
+                step.stage,
+                Link(str(step.step), address("training", step.stage, step.step)),
+                step.use,
+                join_first(step.rows),
+            ]
+            for step in self.steps[:MOST_SHOWN]
+        ]
+        after = ", ".join(
+            f"{saved.stage} {saved.step}" for saved in self.checkpoints_after
+        )
+        number = len(self.steps)
+        return [
+            Note(self.describe_outcome(), "plain"),
+            [judgement.parts() for judgement in self.stages[-1:]],
+            Fields([(name, join_first(ids)) for name, ids in relatives.items() if ids]),
+            table({"stage": "", "step": ">", "": "", "rows": ""}, rows),
+            f"The first ones of {number:,} are shown." if number > MOST_SHOWN else None,
+            f"Checkpoints that know it: {after or 'none is kept'}." if rows else None,
+        ]
 
     def describe_outcome(self) -> str:
         """Describe the use by training in a sentence."""
@@ -296,6 +325,17 @@ class TextPlace(TracedDocument):
     copy: int
     steps: list[StepUse]
 
+    def entry(self) -> Entry:
+        """Return the place as an entry of a listing."""
+        readers = "no step reads it"
+        if self.steps:
+            numbers = join_first([step.step for step in self.steps])
+            uses = " and ".join(sorted({step.use for step in self.steps}))
+            readers = f"{self.steps[0].stage} steps {numbers} {uses} it"
+        place = f"row {self.row} from token {self.start}"
+        note = joined([self.source, id_span(self.id), place, readers])
+        return Entry(Link(self.address, address(DOCUMENTS, self.id)), "", note)
+
 
 @dataclass(frozen=True)
 class TextSpan:
@@ -318,7 +358,7 @@ class TextSpan:
 
 
 @dataclass(frozen=True)
-class TextTrace:
+class TextTrace(Answer):
     """Passages of a text in the training rows.
 
     Attributes:
@@ -335,54 +375,33 @@ class TextTrace:
     found: int
     spans: list[TextSpan]
 
-    def show(self) -> None:
-        """Print the passages like `gristmill trace --text`."""
-        console = plain_console()
-        share = "none"
-        if self.characters:
-            share = f"{self.covered / self.characters:.0%}"
-        console.print(
-            f"{self.found} passage{'s' * (self.found != 1)} of {self.shortest_span} "
-            f"tokens or more in the training rows, {share} of the text",
-            style="bold",
-        )
-        for span in self.spans:
-            console.print(
-                f"\n{span.tokens} tokens, characters {span.begin} to {span.end}, "
-                f"{span.count:,} place{'s' * (span.count != 1)}",
-                style="bold",
+    def parts(self) -> list[Parts]:
+        """Return the passages as parts of a page."""
+        share = self.covered / max(self.characters, 1)
+        parts: list[Parts] = [
+            Note(
+                f"{counted(self.found, 'passage')} of {self.shortest_span} tokens or "
+                f"more in the training rows, {share:.0%} of the text",
+                "plain",
             )
+        ]
+        for span in self.spans:
             text = span.text
             if len(text) > SPAN_CHARS:
                 text = f"{text[: SPAN_CHARS // 2]} ... {text[-(SPAN_CHARS // 2) :]}"
-            console.print(f"  {text!r}", soft_wrap=True)
-            for place in span.places:
-                console.print(
-                    f"  {place.id[:16]}  {place.source}  {place.address}",
-                    soft_wrap=True,
-                )
-                readers = "no step reads it"
-                if place.steps:
-                    numbers = join_first([step.step for step in place.steps])
-                    uses = " and ".join(sorted({step.use for step in place.steps}))
-                    readers = f"{place.steps[0].stage} steps {numbers} {uses} it"
-                console.print(
-                    f"    row {place.row} from token {place.start}; {readers}",
-                    style="dim",
-                )
-            if num_hidden := span.count - len(span.places):
-                console.print(f"  ... and {num_hidden:,} more", style="dim")
-        if num_hidden := self.found - len(self.spans):
-            console.print(f"\n... and {num_hidden:,} shorter passages", style="dim")
+            characters = f"characters {span.begin} to {span.end}"
+            hidden = span.count - len(span.places)
+            parts += [
+                Heading(
+                    f"{span.tokens} tokens, {characters}, {counted(span.count, 'place')}"
+                ),
+                Text([Span(text)]),
+                Listing("", [place.entry() for place in span.places]),
+                f"and {hidden:,} places more" if hidden else None,
+            ]
+        hidden = self.found - len(self.spans)
+        return [*parts, f"and {hidden:,} shorter passages" if hidden else None]
 
 
 SPAN_CHARS = 240
 """Characters of a printed passage; longer ones lose their middle."""
-
-
-def print_hidden(console: Console, number: int) -> None:
-    """Print how many entries of a list are not shown."""
-    if number > SHOWN_STEPS:
-        console.print(
-            f"... and {number - SHOWN_STEPS} more (--json has them)", style="dim"
-        )

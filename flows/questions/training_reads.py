@@ -7,6 +7,7 @@ No log is needed: the order is a function of the data, the seed and the step.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +28,7 @@ from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.rl.prompts import PromptPlan, prompt_plan_of
 from gristmill.train.rl.rollout_tables import AnswerRow, read_batch
 
-EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
+ID_LISTS = EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
 """Lists of the examples of each row (fine-tuning), and of prompts (reinforcement
 learning).
 """
@@ -165,6 +166,8 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         )
     node = session.plan[stage]
     folder = session.folder(stage)
+    plan: RowPlan | PromptPlan
+    order: Order | KeptOrder
     if node.stage.training is None:
         traced = [name for name, entry in STAGES.items() if entry.training is not None]
         raise TraceError(
@@ -179,14 +182,9 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
                 f"{session.command('run', '--until', MIX)}"
             )
         packed = PackedSet(inputs[MIX])
-        return Reading(
-            stage,
-            folder,
-            section,
-            plan_of(section, packed.sequence_length),
-            packed.order(section.key_seed),
-            packed,
-        )
+        plan = plan_of(section, packed.sequence_length)
+        order = packed.order(section.key_seed)
+        return Reading(stage, folder, section, plan, order, packed)
     ids = folder.data / (
         PROMPT_IDS if node.stage.row_kind == "prompts" else EXAMPLE_IDS
     )
@@ -197,33 +195,34 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         )
     examples = tuple(tuple(line.split()) for line in ids.read_text().splitlines())
     if isinstance(section, Rl):
-        order: Order | KeptOrder = Order([len(examples)], section.key_seed)
-        if section.curriculum is not None:
-            numbers = {ids[0]: number for number, ids in enumerate(examples)}
-            prompts: list[int] = []
-            for batch in range(-(-section.steps // section.updates_per_batch)):
-                answers = read_batch([folder.data, folder.work], batch)
-                if answers is None:
-                    break
-                prompts += [
-                    numbers[answer["id"]] for answer in answers[:: section.group_size]
-                ]
-            order = KeptOrder(np.array(prompts, dtype=np.int64))
+        order = _order_of_prompts(section, folder, [ids[0] for ids in examples])
         section = section.in_steps(len(examples))
-        return Reading(
-            stage, folder, section, prompt_plan_of(section), order, examples=examples
-        )
-    rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
-    if isinstance(section, TrainingInEpochs):
-        section = section.in_steps(sum(rows_per_set))
-    return Reading(
-        stage,
-        folder,
-        section,
-        plan_of(section, 0),
-        Order(rows_per_set, section.key_seed),
-        examples=examples,
-    )
+        plan = prompt_plan_of(section)
+    else:
+        rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
+        order = Order(rows_per_set, section.key_seed)
+        if isinstance(section, TrainingInEpochs):
+            section = section.in_steps(sum(rows_per_set))
+        plan = plan_of(section, 0)
+    return Reading(stage, folder, section, plan, order, examples=examples)
+
+
+def _order_of_prompts(
+    section: Rl, folder: StageFolder, ids: Sequence[str]
+) -> Order | KeptOrder:
+    """Return the order of the prompts: with a curriculum, that of the recorded
+    answers.
+    """
+    if section.curriculum is None:
+        return Order([len(ids)], section.key_seed)
+    numbers = {id_: number for number, id_ in enumerate(ids)}
+    prompts: list[int] = []
+    for batch in range(-(-section.steps // section.updates_per_batch)):
+        answers = read_batch([folder.data, folder.work], batch)
+        if answers is None:
+            break
+        prompts += [numbers[answer["id"]] for answer in answers[:: section.group_size]]
+    return KeptOrder(np.array(prompts, dtype=np.int64))
 
 
 def answers_of_step(reading: Reading, step: int) -> list[AnswerRow]:

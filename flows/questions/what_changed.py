@@ -16,16 +16,15 @@ from gristmill.core.files import as_path, find_json, read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.stage_context import input_fingerprints
 from gristmill.core.store import OutputManifest
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.page_elements import Note, Span, table
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.planning.derived_settings import (
     DerivedSettings,
     derived_keys,
     in_a_sentence,
 )
-from gristmill.flows.questions.status import STYLES, StageState, stage_states
+from gristmill.flows.questions.status import STATE_MARKS, StageState, stage_states
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import Node
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.mixtures.manifest import Manifest, context_warnings
@@ -122,8 +121,13 @@ def explain_plan(
         reason = row.details or row.owner or ""
         cut_off_after = continue_from = None
         if row.state == "missing":
-            reason = why_missing(session, stage)
-            if last_made[stage] >= 0 and differs_in_inputs_alone(session, node):
+            changes = nearest_differences(session, node)
+            reason = why_missing(changes)
+            # Earlier stages may reproduce their bytes, and then this one is not run.
+            sentences = (
+                itertools.chain(*changes.values()) if changes else ["never made"]
+            )
+            if last_made[stage] >= 0 and set(sentences) <= node.inputs.keys():
                 cut_off_after = list(session.plan)[last_made[stage]]
                 reason = f"{reason}; may be cut off after {cut_off_after}"
             continue_from = continuable(session, stage)
@@ -151,26 +155,32 @@ def explain_plan(
 
 def print_plan(planned: Sequence[PlannedStage]) -> None:
     """Print the action for every stage, and the number of stages that would run."""
-    console = plain_console()
-    rows = [(row.stage, row.action, row.fingerprint[:8], row.reason) for row in planned]
-    columns = dict.fromkeys(("stage", "action", "fingerprint", "why"), "")
-    styles = {action: STYLES[state] for state, action in ACTIONS.items()}
-    print_table(console, table(columns, rows), styles=styles)
+    marks = {action: STATE_MARKS[state] for state, action in ACTIONS.items()}
+    rows = [
+        (
+            row.stage,
+            Span(row.action, marks[row.action]),
+            row.fingerprint[:8],
+            row.reason,
+        )
+        for row in planned
+    ]
+    notes: list[Note] = []
     for row in planned:
         if row.derived is not None:
-            console.print(in_a_sentence(row.derived), soft_wrap=True)
-        notes = [row.warning]
+            notes.append(Note(in_a_sentence(row.derived), "plain"))
+        if row.warning:
+            notes.append(Note(row.warning, "warning"))
         if row.continue_from is not None:
-            notes.append(
-                f"{row.stage} would start at step 1, but could continue from "
-                f"step {row.continue_from.step} of another training: --set "
-                f"{row.stage}.continue_from={row.continue_from.checkpoint}"
+            setting = f"{row.stage}.continue_from={row.continue_from.checkpoint}"
+            sentence = (
+                f"{row.stage} would start at step 1, but could continue from step "
+                f"{row.continue_from.step} of another training: `--set {setting}`"
             )
-        for note in filter(None, notes):
-            console.print(note, style="yellow", soft_wrap=True)
-        for code in row.code:
-            note = f"{row.stage} runs code of your own: {code}"
-            console.print(note, style="dim", soft_wrap=True)
+            notes.append(Note(sentence, "warning"))
+        notes += [
+            Note(f"{row.stage} runs code of your own: {code}") for code in row.code
+        ]
     num_to_run = sum(row.action != "reuse" for row in planned)
     num_cut_offs = sum(row.cut_off_after is not None for row in planned)
     summary = f"{num_to_run} of {len(planned)} stages would run"
@@ -181,7 +191,8 @@ def print_plan(planned: Sequence[PlannedStage]) -> None:
             f"; {num_cut_offs} of them are reused if the stages before them "
             "give the same bytes"
         )
-    console.print(summary, style="dim")
+    columns = dict.fromkeys(("stage", "action", "fingerprint", "why"), "")
+    print_parts(table(columns, rows), notes, summary)
 
 
 def trained_context(manifest: Manifest) -> int:
@@ -201,49 +212,37 @@ def trained_context(manifest: Manifest) -> int:
     return max(length, config.get("max_position_embeddings", own_length))
 
 
-def why_missing(session: Session, stage: str) -> str:
-    """Describe the differences from the nearest committed output of a stage: `config
-    changed: steps 400 -> 40`.
+def nearest_differences(session: Session, node: Node) -> dict[str, list[str]] | None:
+    """Return the differences of a stage from its nearest committed output; None without
+    one.
 
     The nearest output has the fewest differences; ties go to the same manifest name,
     then to the newest. Outputs of another manifest that differ in more than a few
     places are ignored.
     """
-    nearest = nearest_output(session, session.plan[stage])
-    if nearest is None:
-        return "never made"
-    parts = []
-    for kind, sentences in differences(nearest, session.plan[stage]).items():
-        if sentences:
-            parts.append(f"{kind} changed: {join_first(sentences, MOST_CHANGES)}")
-    return "; ".join(parts) or "what comes before it changes"
-
-
-def nearest_output(session: Session, node: Node) -> OutputManifest | None:
-    """Return the manifest of the committed output that `why_missing` compares a stage
-    with.
-    """
     candidates = []
     for folder in session.store.outputs_of(node.name):
         if folder.state() == "committed":
             manifest = folder.manifest()
-            distance = sum(map(len, differences(manifest, node).values()))
+            changes = differences(manifest, node)
+            distance = sum(map(len, changes.values()))
             is_foreign = not folder.path.name.startswith(f"{session.manifest.name}--")
             if not is_foreign or distance <= MOST_CHANGES:
                 rank = distance, is_foreign, -manifest["started"]
-                candidates.append((rank, manifest))
+                candidates.append((rank, changes))
     return min(candidates, key=itemgetter(0), default=(None, None))[1]
 
 
-def differs_in_inputs_alone(session: Session, node: Node) -> bool:
-    """Return True if the nearest output of a stage has the stage's recipe, so that the
-    stage need not run again if earlier stages reproduce their bytes.
-    """
-    nearest = nearest_output(session, node)
-    if nearest is None:
-        return False
-    sentences = itertools.chain.from_iterable(differences(nearest, node).values())
-    return set(sentences) <= node.inputs.keys()
+def why_missing(changes: Mapping[str, Sequence[str]] | None) -> str:
+    """Describe differences by kind: `config changed: steps 400 -> 40`."""
+    if changes is None:
+        return "never made"
+    parts = [
+        f"{kind} changed: {join_first(sentences, MOST_CHANGES)}"
+        for kind, sentences in changes.items()
+        if sentences
+    ]
+    return "; ".join(parts) or "what comes before it changes"
 
 
 def continuable(session: Session, stage: str) -> UsableCheckpoint | None:

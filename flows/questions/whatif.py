@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.text import Text
 
 from gristmill.dataprep.documents import (
     Inputs,
@@ -35,20 +34,26 @@ from gristmill.dataprep.whatif_thresholds import (
     nearest,
     short_name,
 )
-from gristmill.flows.pages.page_elements import Table, table
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.authoring.manifest_text import flow_text
+from gristmill.flows.pages.page_elements import (
+    Heading,
+    Listing,
+    Note,
+    Parts,
+    Table,
+    table,
+)
+from gristmill.flows.pages.terminal_pages import Answer, print_parts
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.threshold_samples import (
     CutSample,
-    NearestPlaces,
-    Samples,
-    merge_nearest,
+    NearPlace,
+    near_places,
     read_samples,
     stored_rules,
 )
 from gristmill.flows.questions.what_changed import keyed_manifest
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.base import flat_items
 from gristmill.mixtures.loader import short_key
 from gristmill.mixtures.schema.sources import INGEST
@@ -105,7 +110,7 @@ class ChangedCut:
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIf(Answer):
     """Documents that other thresholds would keep.
 
     Attributes:
@@ -125,35 +130,45 @@ class WhatIf:
     cuts: list[ChangedCut]
     tokens_known: bool
 
-    def show(self) -> None:
-        """Print the comparison like `gristmill whatif --set`."""
-        console = plain_console()
-        rows = []
+    def parts(self) -> list[Parts]:
+        """Return the comparison as parts of a page."""
+        unseen = sum(size.documents for size in self.unseen.values())
+        warning = (
+            f"and {unseen:,} documents that later stages have not seen: they may drop "
+            "some of them"
+        )
+        return [
+            self._kept(),
+            Note(warning, "warning") if unseen else None,
+            self._failing(),
+            [_cut_parts(cut) for cut in self.cuts],
+        ]
+
+    def _kept(self) -> Table:
+        """Amounts kept now and with the changed thresholds, in all and by source."""
+        counts: dict[str, list[int]] = {}
         for unit in ("documents", "bytes", "tokens")[: 3 if self.tokens_known else 2]:
-            now, then = (
+            counts[unit] = [
                 sum(getattr(size, unit) for size in sizes.values())
                 for sizes in (self.now, self.then)
-            )
-            change = f"{then - now:+,} ({(then - now) / max(now, 1):+.2%})"
-            rows.append((unit, now, then, change))
+            ]
         if len(self.now) > 1:
             nothing = Size(0, 0, 0)
             for source in sorted({*self.now, *self.then}):
-                now = self.now.get(source, nothing).documents
-                then = self.then.get(source, nothing).documents
-                rows.append((f"  {source}", now, then, f"{then - now:+,}"))
-        columns = {"kept": "", "now": ",", "then": ",", "change": ">"}
-        print_table(console, table(columns, rows))
-        unseen = sum(size.documents for size in self.unseen.values())
-        if unseen:
-            console.print(
-                f"and {unseen:,} documents that later stages have not seen: they may "
-                "drop some of them",
-                style="yellow",
-            )
-        # Rules of changed stages, with the documents that fail each, and no other.
+                counts[f"  {source}"] = [
+                    sizes.get(source, nothing).documents
+                    for sizes in (self.now, self.then)
+                ]
+        rows = [
+            [name, now, then, f"{then - now:+,} ({(then - now) / max(now, 1):+.2%})"]
+            for name, (now, then) in counts.items()
+        ]
+        return table({"kept": "", "now": ",", "then": ",", "change": ">"}, rows)
+
+    def _failing(self) -> list[Parts]:
+        """Rules of changed stages, with the documents that fail each, and no other."""
         changed_stages = {cut.rule.partition("/")[0] for cut in self.cuts}
-        rule_rows = []
+        rows = []
         for name, tallies in sorted(
             self.rules.items(), key=lambda item: (-item[1].then.failing, item[0])
         ):
@@ -161,32 +176,25 @@ class WhatIf:
             is_changed = name.partition("/")[0] in changed_stages
             if old != new or (is_changed and new.failing):
                 counts = (old.failing, new.failing, old.only, new.only)
-                rule_rows.append(
-                    [short_name(name), *(f"{count:,}" for count in counts)]
-                )
-        if rule_rows:
-            console.print()
-            header = ("rule", "fail", "then", "only it", "then")
-            print_table(console, Table(header, rule_rows, range(1, 5)))
-        for cut in self.cuts:
-            console.print()
-            bounds = f"{_bound_text(cut.now)} -> {_bound_text(cut.then)}"
-            console.print(Text.assemble((cut.key, "bold"), f"  {bounds}"))
-            for samples, title, color in (
-                (cut.failing, "would be dropped, nearest to the cut first", "red"),
-                (cut.passing, "would pass, nearest to the cut first", "green"),
-            ):
-                if samples:
-                    console.print(title, style=color)
-                for sample in samples:
-                    line = Text.assemble(
-                        (f"{sample.value:>9.4g}  ", "bold"),
-                        (f"{sample.source} {sample.locator}", "dim"),
-                    )
-                    if console.width - len(line) >= LEAST_EXCERPT:
-                        line.append(f"  {sample.excerpt}")
-                        line.truncate(console.width, overflow="ellipsis")
-                    console.print(line, soft_wrap=True)
+                rows.append([short_name(name), *(f"{count:,}" for count in counts)])
+        header = ("rule", "fail", "then", "only it", "then")
+        return [Heading("Failing"), Table(header, rows, range(1, 5))] if rows else []
+
+
+def _cut_parts(cut: ChangedCut) -> list[Parts]:
+    """A changed threshold and the documents next to it as parts of a page."""
+    samples = {
+        "would be dropped, nearest to the cut first": cut.failing,
+        "would pass, nearest to the cut first": cut.passing,
+    }
+    return [
+        Heading(f"{cut.key} {flow_text(cut.now)} -> {flow_text(cut.then)}"),
+        [
+            [Note(title), Listing(title, [sample.entry() for sample in documents])]
+            for title, documents in samples.items()
+            if documents
+        ],
+    ]
 
 
 @dataclass(frozen=True)
@@ -252,7 +260,7 @@ class _Totals:
     then: Counts = field(default_factory=dict)
     unseen: Counts = field(default_factory=dict)
     rules: dict[str, RuleTallies] = field(default_factory=dict)
-    nearest: NearestPlaces = field(default_factory=dict)
+    nearest: list[NearPlace] = field(default_factory=list)
 
 
 def compare(before: Session, after: Session) -> Comparison:
@@ -321,33 +329,33 @@ def thresholds(session: Session) -> list[Threshold]:
         for shard in shard_names(inputs[INGEST]):
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
             for count, rule in zip(counts, rules, strict=True):
-                tally, failed = verdicts.tallies[rule.label], verdicts.failed
-                # Documents dropped for a reason other than a threshold stay dropped.
-                judged = verdicts.keep | np.any(list(failed.values()), axis=0)
-                judged &= ~failed[rule.of_step(rule.unless)] if rule.unless else True
-                count[:3] += len(verdicts.rows), tally.failing, tally.only
-                for place, bound in enumerate(_neighbours(rule), 3):
-                    values = verdicts.columns[rule.statistic]
-                    fails = values > bound if rule.side == "max" else values < bound
-                    count[place] += (fails & judged).sum()
+                count += _counts(verdicts, rule)
         for rule, (seen, failing, only, *beside) in zip(
             rules, counts.tolist(), strict=True
         ):
             neighbours = map(Neighbour, _neighbours(rule), beside)
             looser, stricter = [*neighbours, None, None][:2]
+            key, sizes = short_key(rule.key), (seen, failing, only)
             thresholds.append(
-                Threshold(
-                    rule.label,
-                    short_key(rule.key),
-                    rule.bound,
-                    seen,
-                    failing,
-                    only,
-                    looser,
-                    stricter,
-                )
+                Threshold(rule.label, key, rule.bound, *sizes, looser, stricter)
             )
     return thresholds
+
+
+def _counts(verdicts: Verdicts, rule: Rule) -> np.ndarray:
+    """Return the documents seen, failing and failing this rule alone, and those that
+    fail its neighbours; shape (5,), int64.
+    """
+    tally, failed = verdicts.tallies[rule.label], verdicts.failed
+    # Documents dropped for a reason other than a threshold stay dropped.
+    judged = verdicts.keep | np.any(list(failed.values()), axis=0)
+    judged &= ~failed[rule.of_step(rule.unless)] if rule.unless else True
+    beside = [0, 0]
+    for place, bound in enumerate(_neighbours(rule)):
+        values = verdicts.columns[rule.statistic]
+        fails = values > bound if rule.side == "max" else values < bound
+        beside[place] = int((fails & judged).sum())
+    return np.array([len(verdicts.rows), tally.failing, tally.only, *beside])
 
 
 def _neighbours(rule: Rule) -> tuple[float, ...]:
@@ -385,42 +393,35 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> WhatIf:
     changed = {rule.label: rule for rule in comparison.changed}
     for shard in shard_names(comparison.inputs[INGEST]):
         _replay_shard(comparison, shard, changed, samples, tokens, totals)
-    # Texts that were not tokenised are estimated by the tokens per byte of their
-    # source.
-    tokens_per_byte = None
-    if tokens is not None:
-        tokens_per_byte = {
-            source: num_tokens / max(num_bytes, 1)
-            for source, (_, num_bytes, num_tokens, _) in totals.now.items()
-        }
-    sizes: list[dict[str, Size]] = []
-    for counts in (totals.now, totals.then, totals.unseen):
-        sizes_of_sources = {}
-        for source, of_source in counts.items():
-            num_documents, num_bytes, known_tokens, untokenised = of_source.tolist()
-            num_tokens = None
-            if tokens_per_byte is not None:
-                estimate = untokenised * tokens_per_byte.get(source, 0.0)
-                num_tokens = known_tokens + round(estimate)
-            sizes_of_sources[source] = Size(num_documents, num_bytes, num_tokens)
-        sizes.append(sizes_of_sources)
-    now, then, unseen = sizes
-    samples_by_rule = read_samples(comparison.inputs, totals.nearest)
+    tokens_per_byte = {
+        source: num_tokens / max(num_bytes, 1)
+        for source, (_, num_bytes, num_tokens, _) in totals.now.items()
+    }
+
+    def size(source: str, amounts: np.ndarray) -> Size:
+        num_documents, num_bytes, num_tokens, untokenised = amounts.tolist()
+        # Texts that were not tokenised have the tokens per byte of their source.
+        estimate = round(untokenised * tokens_per_byte.get(source, 0.0))
+        known = None if tokens is None else num_tokens + estimate
+        return Size(num_documents, num_bytes, known)
+
+    now, then, unseen = (
+        {source: size(source, amounts) for source, amounts in counts.items()}
+        for counts in (totals.now, totals.then, totals.unseen)
+    )
+    samples_by_rule = read_samples(comparison.inputs, totals.nearest, samples)
     old_bounds = comparison.old_bounds
-    cuts = []
-    for label, rule in changed.items():
-        documents = samples_by_rule.get(label, Samples())
-        cuts.append(
-            ChangedCut(
-                label,
-                rule.key,
-                rule.statistic,
-                old_bounds.get(rule.key),
-                rule.bound,
-                documents.failing,
-                documents.passing,
-            )
+    cuts = [
+        ChangedCut(
+            label,
+            rule.key,
+            rule.statistic,
+            old_bounds.get(rule.key),
+            rule.bound,
+            **vars(samples_by_rule[label]),
         )
+        for label, rule in changed.items()
+    ]
     return WhatIf(now, then, unseen, totals.rules, cuts, tokens is not None)
 
 
@@ -458,7 +459,7 @@ def _replay_shard(
         for verdicts in replayed:
             if name in verdicts.failed:
                 nearest_rows = nearest(verdicts, rule, samples, then[verdicts.rows])
-                merge_nearest(totals.nearest, name, shard, nearest_rows, samples)
+                totals.nearest += near_places(name, shard, nearest_rows)
     amounts = np.zeros((len(sources), 4), np.int64)
     amounts[:, 0] = 1
     amounts[:, 1] = amounts[:, 3] = pc.binary_length(documents["text"]).to_numpy()
@@ -479,15 +480,10 @@ def _replay_shard(
             counts[source] = counts.get(source, 0) + amount
 
 
-LEAST_EXCERPT = 14
-"""Minimum width of an excerpt worth printing, with the two spaces before it."""
-
-
 def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
     """Print the documents that every threshold drops, most first, and those that its
     neighbours would drop.
     """
-    console = plain_console()
     rows, idle = [], []
     for threshold in sorted(thresholds, key=lambda threshold: -threshold.failing):
         stricter = threshold.stricter
@@ -498,29 +494,16 @@ def print_thresholds(thresholds: Sequence[Threshold], command: str) -> None:
             neighbour and f"{neighbour.bound:g}: {neighbour.failing:,}"
             for neighbour in (threshold.looser, stricter)
         ]
-        key = f"{threshold.key}={_bound_text(threshold.bound)}"
-        rows.append([key, threshold.failing, threshold.only, *beside])
+        setting = f"{threshold.key}={flow_text(threshold.bound)}"
+        rows.append([setting, threshold.failing, threshold.only, *beside])
     columns = {"threshold": "", "fail": ",", "only it": ","}
-    print_table(console, table({**columns, "looser": ">", "stricter": ">"}, rows))
-    if idle:
-        console.print(
-            f"{len(idle)} more drop nothing, even with a bound that is a tenth "
-            f"stricter: {join_first(idle, MOST_IDLE)}",
-            style="dim",
-        )
-    console.print(
-        "Counts of the documents that the stage saw; a document may fail several. "
-        f"To see what another threshold keeps in the end: {command}",
-        style="dim",
-        soft_wrap=True,
+    more = (
+        f"{len(idle)} more drop nothing, even with a bound that is a tenth "
+        f"stricter: {join_first(idle, MOST_IDLE)}"
     )
-
-
-def _bound_text(bound: Any) -> str:
-    if bound is None:
-        return "none"
-    if isinstance(bound, Mapping):
-        return ", ".join(f"{name} {value:g}" for name, value in bound.items())
-    if isinstance(bound, list | tuple):
-        return ", ".join(bound)
-    return f"{bound:g}"
+    print_parts(
+        table({**columns, "looser": ">", "stricter": ">"}, rows),
+        more if idle else None,
+        "Counts of the documents that the stage saw; a document may fail several. "
+        f"To see what another threshold keeps in the end: `{command}`",
+    )

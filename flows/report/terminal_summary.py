@@ -15,7 +15,7 @@ from gristmill.dataprep.conservation import ranked, top_reasons
 from gristmill.dataprep.documents import open_table, shard_names
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table, section
+from gristmill.flows.pages.terminal_pages import print_table, section
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.report.evaluation import held_out_tables, some_samples
 from gristmill.flows.report.facts import (

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import ValidationError
 
 from gristmill.core.files import write_json_lines
-from gristmill.dataprep.documents import read_documents, shard_names
+from gristmill.dataprep.row_groups import documents_of
 from gristmill.flows.running.events import RunNotice, Subscriber
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session, open_session
@@ -501,16 +499,12 @@ def set_aside(run: AblationRun) -> HeldOut:
 
 def _write_documents(session: Session, packed: PackedSet) -> Path:
     """Write the texts of the held-out documents as a table with the column `text`."""
-    held_out = packed.manifest["validation"]
-    ids = pa.concat_arrays(
-        [packed.validation_pieces(source)["id"].combine_chunks() for source in held_out]
-    )
+    ids: list[bytes] = []
+    for source in packed.manifest["validation"]:
+        ids += packed.validation_pieces(source)["id"].to_pylist()
     inputs = {INGEST: session.folder(INGEST).data}
-    rows = []
-    for shard in shard_names(inputs[INGEST]):
-        table = read_documents(inputs, shard, ["id", "text"])
-        is_held_out = pc.is_in(table["id"], ids)
-        rows += table.filter(is_held_out).select(["text"]).to_pylist()
+    documents = documents_of(inputs, ids, ["text"]).values()
+    rows = [{"text": document["text"]} for document in documents]
     folder = session.store.root / ABLATIONS
     path = folder / f"held-out-{session.plan[MIX].identity[:16]}.jsonl"
     if not path.exists():

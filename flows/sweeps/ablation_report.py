@@ -12,30 +12,33 @@ from pathlib import Path
 from gristmill.core.files import write_text
 from gristmill.flows.pages.page_elements import (
     Figure,
+    Mark,
     Note,
     Page,
     Section,
+    Span,
     Table,
+    Tone,
     flatten,
+    section_of,
     table,
 )
 from gristmill.flows.pages.page_html import html_file
 from gristmill.flows.pages.pictures import intervals
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.terminal_pages import print_parts, print_sections
 from gristmill.flows.planning.quantities import quantity
-from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.sweeps.ablation import OTHER_SEEDS
 from gristmill.flows.sweeps.ablation_results import (
     AblationResults,
     ComparedTrial,
     Control,
 )
-from gristmill.flows.sweeps.paired_differences import MOST_SEEDS, Difference
+from gristmill.flows.sweeps.paired_differences import MOST_SEEDS, Decision, Difference
 from gristmill.flows.sweeps.sweep_report import write_beside
 from gristmill.mixtures.schema.ablation import REFERENCE
 
 UNIT = "bits per byte"
-STYLES = {"better": "green", "worse": "red"}
+MARKS: dict[Decision, Mark] = {"better": "good", "worse": "bad", "cannot tell": ""}
 ARM_COLUMNS = {"arm": "", "kept": ">", "epochs": ".2f", "difference": ">"}
 ARM_COLUMNS |= {"seeds": ">", "decision": ""}
 CONTROL_COLUMNS = {"control": "", "difference": ">", "expected": "", "holds": ""}
@@ -54,17 +57,15 @@ def write_ablation(manifest_file: str, results: AblationResults) -> list[Path]:
 
 def print_ablation(results: AblationResults) -> None:
     """Print an ablation as text."""
-    console = plain_console()
     for trial in results.trials:
-        print_table(console, arms_table(trial), heading(trial), styles=STYLES)
-        print_table(console, controls_table(trial))
-    for arm, error in results.failed.items():
-        console.print(f"{arm}: {error}", style="red")
-    for sentence in describe_rule(results):
-        console.print(sentence, style="dim")
-    style = "bold green" if results.can_tell else "yellow"
-    for sentence in describe_verdict(results):
-        console.print(sentence, style=style)
+        tables = [arms_table(trial), controls_table(trial)]
+        print_sections(section_of(heading(trial), tables))
+    failed = [
+        Note(f"{arm}: {error}", "warning") for arm, error in results.failed.items()
+    ]
+    tone: Tone = "plain" if results.can_tell else "warning"
+    verdict = [Note(sentence, tone) for sentence in describe_verdict(results)]
+    print_parts(failed, describe_rule(results), verdict)
 
 
 def heading(trial: ComparedTrial) -> str:
@@ -87,7 +88,7 @@ def arms_table(trial: ComparedTrial) -> Table:
                 arm.epochs,
                 shown(arm.difference),
                 f"{agreeing} of {arm.difference.seeds}",
-                arm.decision,
+                Span(arm.decision, MARKS[arm.decision]),
             ]
         )
     return table(ARM_COLUMNS, rows)

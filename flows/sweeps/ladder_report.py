@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.running.terminal import plain_console
+from operator import attrgetter
+
+from gristmill.flows.pages.page_elements import Note, Span, table
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.sweeps.ladder import LadderResults
 
-COLUMNS = {"training": "", "weights": ",", "tokens": ",", "tokens/weight": ".3g"}
-COLUMNS |= {"loss": ".4f", "fitted": ".4f", "left out": ".4f"}
+COLUMNS = {"name": "", "parameters": ",", "tokens": ",", "loss": ".4f"}
+COLUMNS |= {"fitted": ".4f", "left_out": ".4f"}
+"""Field of a training -> format of its column."""
 NUMBERS = {"floor": "E", "a": "A", "alpha": "alpha", "b": "B", "beta": "beta"}
 
 
 def print_ladder(ladder: LadderResults) -> None:
     """Print a ladder as text."""
-    console = plain_console()
-    rows = [
-        (
-            rung.name,
-            rung.parameters,
-            rung.tokens,
-            rung.tokens / rung.parameters,
-            rung.loss,
-            rung.fitted,
-            rung.left_out,
-        )
-        for rung in ladder.rungs
-    ]
-    print_table(console, table(COLUMNS, rows))
     law = "; ".join(
         f"{NUMBERS[name]} {interval.value:.4g} "
         f"[{interval.low:.3g} to {interval.high:.3g}]"
         for name, interval in ladder.law.items()
     )
-    console.print(law, style="dim")
-    console.print(describe_target(ladder), style="bold green")
+    print_parts(
+        table(COLUMNS, map(attrgetter(*COLUMNS), ladder.rungs)),
+        law,
+        Note(Span(describe_target(ladder), "strong"), "plain"),
+    )
 
 
 def describe_target(ladder: LadderResults) -> str:

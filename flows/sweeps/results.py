@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -231,10 +231,6 @@ def least_within_hull(
     return best @ shares, value(best)
 
 
-class NoSuggestionError(Exception):
-    """Measurements that no mixture can be suggested from."""
-
-
 STEP = 1e-7
 """Of forward differences."""
 ROOM = 1e-6
@@ -378,19 +374,14 @@ def analyse(sweep: Sweep, tried: Sequence[TriedMixture]) -> SweepResults:
         for entry in tried
         if entry.trained.error is not None
     ]
-    results = SweepResults(sweep.seeds, sweep.overrides, sweep.target, mixtures, failed)
+    target = sweep.target
+    measured = (sweep.seeds, sweep.overrides, target, mixtures, failed)
     if len(mixtures) < LEAST_MIXTURES:
-        refusal = (
+        too_few = (
             f"{len(mixtures)} mixtures are too few to fit a model; try at least "
             f"{LEAST_MIXTURES}, better four per source"
         )
-        return replace(results, refusal=refusal)
-    return _with_suggestion(replace(results, limits=limits_of(sweep, tried)))
-
-
-def _with_suggestion(results: SweepResults) -> SweepResults:
-    """Fit a model to each source and task of the target, and suggest a mixture."""
-    target, mixtures = results.target, results.mixtures
+        return SweepResults(*measured, refusal=too_few)
     shares = np.array([list(mixture.weights.values()) for mixture in mixtures])
     fits = {}
     for name, share in target.items():
@@ -404,20 +395,29 @@ def _with_suggestion(results: SweepResults) -> SweepResults:
 
     values = np.array([mixture.target.mean for mixture in mixtures])
     left_out = np.dot(weights, [each.left_out for each in fits.values()])
-    models = {
-        name: SourceFit(each.model, dict(each.errors)) for name, each in fits.items()
-    }
     combined = TargetFit(
         root_mean_square(left_out - values),
         root_mean_square(leave_one_out(fit_mean, shares, values) - values),
         objective(shares).tolist(),
         left_out.tolist(),
     )
-    results = replace(results, fits=models, fit=combined)
-    try:
-        return replace(results, suggestion=_suggest(results, shares, objective))
-    except NoSuggestionError as error:
-        return replace(results, refusal=f"no mixture is suggested: {error}")
+    limits = limits_of(sweep, tried)
+    suggestion: Suggestion | None = None
+    refusal: str | None = None
+    is_mean = all(each.model == MEAN for each in fits.values())
+    if is_mean or combined.error >= combined.mean_error:
+        refusal = _why_mean(combined, shares)
+    else:
+        suggestion = _suggest(mixtures, limits, shares, objective)
+        refusal = None if suggestion else _why_infeasible(limits)
+    return SweepResults(
+        *measured,
+        {name: SourceFit(each.model, dict(each.errors)) for name, each in fits.items()},
+        suggestion,
+        refusal and f"no mixture is suggested: {refusal}",
+        limits,
+        combined,
+    )
 
 
 def _check_equal_rows(tried: Sequence[TriedMixture]) -> None:
@@ -469,54 +469,55 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(float(np.mean(values)), spread)
 
 
-def _suggest(
-    results: SweepResults, shares: np.ndarray, objective: Predict
-) -> Suggestion:
-    """Return the mixture of least fitted objective within the hull and the limits.
+def _why_mean(combined: TargetFit, shares: np.ndarray) -> str:
+    """Describe a fit that is no better than the mean, and what could improve it."""
+    num_sources = members_of(shares).shape[1]
+    needed = num_sources + 1 + max(extra for _, extra in MODELS.values())
+    remedy = (
+        "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures "
+        "differ more than runs do"
+    )
+    if len(shares) < needed:
+        remedy = f"Try at least {needed} mixtures of these {num_sources} sources"
+    return (
+        f"the leave-one-out error of the fit is {combined.error:.4f} bits per byte, "
+        f"and that of the mean of the others is {combined.mean_error:.4f}. {remedy}"
+    )
 
-    Raises:
-        NoSuggestionError: the mean fits as well, or no mixture is within the limits.
+
+def _why_infeasible(limits: Weights) -> str:
+    """Describe limits that no average of the tried mixtures satisfies."""
+    bounds = ", ".join(
+        f"{name} {share:.3f}" for name, share in limits.items() if share < 1
+    )
+    return (
+        "no average of the tried mixtures satisfies max_epochs in the manifest's own "
+        f"set, where the largest shares are {bounds}; raise a max_epochs, lower "
+        "mix.tokens, or try mixtures with less of these sources"
+    )
+
+
+def _suggest(
+    mixtures: Sequence[MeasuredMixture],
+    limits: Weights,
+    shares: np.ndarray,
+    objective: Predict,
+) -> Suggestion | None:
+    """Return the mixture of least fitted objective within the hull and the limits; None
+    if no mixture is within the limits.
     """
-    assert results.fit is not None
-    assert results.limits is not None
-    error, mean_error = results.fit.error, results.fit.mean_error
-    models = {each.model for each in results.fits.values()}
-    if error >= mean_error or models == {MEAN}:
-        num_sources = members_of(shares).shape[1]
-        needed = num_sources + 1 + max(extra for _, extra in MODELS.values())
-        remedy = (
-            "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures "
-            "differ more than runs do"
-        )
-        if len(shares) < needed:
-            remedy = f"Try at least {needed} mixtures of these {num_sources} sources"
-        raise NoSuggestionError(
-            f"the leave-one-out error of the fit is {error:.4f} bits per byte, and "
-            f"that of the mean of the others is {mean_error:.4f}. {remedy}"
-        )
-    max_shares = np.array(list(results.limits.values()))
+    max_shares = np.array(list(limits.values()))
     optimum = least_within_hull(objective, shares, max_shares)
     if optimum is None:
-        bounds = ", ".join(
-            f"{name} {share:.3f}" for name, share in results.limits.items() if share < 1
-        )
-        raise NoSuggestionError(
-            "no average of the tried mixtures satisfies max_epochs in the manifest's "
-            f"own set, where the largest shares are {bounds}; raise a max_epochs, "
-            "lower mix.tokens, or try mixtures with less of these sources"
-        )
+        return None
     weights, predicted = optimum
+    is_within = np.all(shares <= max_shares + ROOM, axis=1)
     within = [
-        mixture
-        for mixture in results.mixtures
-        if all(
-            mixture.weights[name] <= limit + ROOM
-            for name, limit in results.limits.items()
-        )
+        mixture for mixture, fits in zip(mixtures, is_within, strict=True) if fits
     ]
-    best = min(within or results.mixtures, key=lambda mixture: mixture.target.mean)
+    best = min(within or mixtures, key=lambda mixture: mixture.target.mean)
     return Suggestion(
-        normalised(dict(zip(results.limits, weights.tolist(), strict=True))),
+        normalised(dict(zip(limits, weights.tolist(), strict=True))),
         predicted,
         BestTried(best.mixture, best.target.mean),
     )

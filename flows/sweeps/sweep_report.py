@@ -8,9 +8,8 @@ from pathlib import Path
 
 from gristmill.core.files import write_json, write_text
 from gristmill.flows.authoring.manifest_text import set_keys
-from gristmill.flows.pages.page_elements import table
-from gristmill.flows.pages.terminal_tables import print_table
-from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.pages.page_elements import Note, Span, table
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.stages.registry import MIX
 from gristmill.flows.sweeps.grid import Weights
 from gristmill.flows.sweeps.results import (
@@ -66,7 +65,6 @@ def print_results(results: SweepResults) -> None:
     One line per mixture would be too wide for most terminals, and a truncated number
     reads as another number.
     """
-    console = plain_console()
     rows = []
     best_first = sorted(
         results.mixtures, key=lambda mixture: (mixture.target.mean, mixture.mixture)
@@ -79,18 +77,18 @@ def print_results(results: SweepResults) -> None:
             leading_cells = ["", ""]
     columns = {"mixture": ">", "bits/byte": ">", "source": ""}
     columns |= {"weight": ".3f", "bits/byte of it": ">"}
-    print_table(console, table(columns, rows))
-    for failure in results.failed:
-        line = f"mixture {failure.mixture} {failure.weights}: {failure.error}"
-        console.print(line, style="red")
+    failed = [
+        Note(f"mixture {failure.mixture} {failure.weights}: {failure.error}", "warning")
+        for failure in results.failed
+    ]
+    fits = []
     for name, fitted in results.fits.items():
-        errors = ", ".join(
-            f"{model} {error:.4f}" for model, error in fitted.errors.items()
+        errors = [f"{model} {error:.4f}" for model, error in fitted.errors.items()]
+        fits.append(
+            f"{name}: {fitted.model} (leave-one-out error: {', '.join(errors)})"
         )
-        line = f"{name}: {fitted.model} (leave-one-out error: {errors})"
-        console.print(line, style="dim")
-    style = "yellow" if results.suggestion is None else "bold green"
-    console.print(describe_suggestion(results), style=style)
+    suggestion = Note(Span(describe_suggestion(results), "strong"), "plain")
+    print_parts(table(columns, rows), failed, fits, suggestion)
 
 
 def describe_suggestion(results: SweepResults) -> str:

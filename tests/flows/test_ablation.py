@@ -283,7 +283,7 @@ def planted(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def ablated(*options: str) -> Any:
-    command = ["ablate", "small.yaml", "--arms", "arms.yaml", "--store", "store"]
+    command = ["ablate", "small.yaml", "--arms=arms.yaml", "--store=store"]
     result = CliRunner().invoke(app, [*command, *options])
     assert result.exit_code == 0, result.output
     return result

@@ -127,8 +127,7 @@ def test_browse_answers_only_at_its_printed_address(
     arguments = [
         "browse",
         str(manifest),
-        "--port",
-        "0",
+        "--port=0",
         "--store",
         str(tmp_path / "store"),
     ]

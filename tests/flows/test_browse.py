@@ -19,11 +19,11 @@ from starlette.testclient import TestClient
 
 from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import Corpus
-from gristmill.flows.browser.addresses import Search
 from gristmill.flows.browser.browsed_run import BrowsedRun
 from gristmill.flows.browser.server import PAGES, make_app
+from gristmill.flows.pages.addresses import Search
 from gristmill.flows.pages.page_html import HEADERS
-from gristmill.flows.pages.text_diff import differences
+from gristmill.flows.pages.text_diff import word_diff
 from gristmill.flows.report.stage_summaries import StepSummary, read_as
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.browsed import ADDRESSED, make_run
@@ -503,32 +503,24 @@ WORDY = st.lists(
 
 
 @given(WORDY, WORDY)
-def test_differences_contain_both_texts_and_agree_where_unmarked(
-    before: str, after: str
-) -> None:
-    sides = differences(before, after)
-    assert ["".join(text for text, _ in side) for side in sides] == [before, after]
-    same = [
-        "".join("".join(text for text, differs in side if not differs).split())
-        for side in sides
-    ]
-    assert same[0] == same[1]
+def test_word_diff_contains_both_texts(before: str, after: str) -> None:
+    spans = word_diff(before, after)
+
+    def without(mark: str) -> str:
+        text = "".join(span.text for span in spans if span.mark != mark)
+        return "".join(text.split())
+
+    assert without("added") == "".join(before.split())
+    assert without("removed") == "".join(after.split())
     words = [re.findall(r"\w+|[^\w\s]", text) for text in (before, after)]
-    assert any(differs for side in sides for _, differs in side) == (
-        words[0] != words[1]
-    )
+    assert any(span.mark for span in spans) == (words[0] != words[1])
 
 
 def test_only_the_beginnings_of_long_texts_are_compared() -> None:
     words = [f"word{number} " for number in range(6000)]
-    second_words = list(words)
-    second_words[7], second_words[5500] = "river ", "sea "
-    sides = differences("".join(words), "".join(second_words))
-    assert [[text for text, differs in side if differs] for side in sides] == [
-        ["word7 "],
-        ["river "],
-    ]
-    assert ["".join(text for text, _ in side) for side in sides] == [
-        "".join(words[:5000]),
-        "".join(second_words[:5000]),
-    ]
+    new_words = list(words)
+    new_words[7], new_words[5500] = "river ", "sea "
+    spans = word_diff("".join(words), "".join(new_words))
+    assert [span.text for span in spans if span.mark] == ["word7 ", "river "]
+    text = "".join(span.text for span in spans if span.mark != "removed")
+    assert text == "".join(new_words[:5000])

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from gristmill.core.files import write_json
 from gristmill.core.store import Store
 from gristmill.flows.cli.main import app
+from gristmill.flows.pages.page_elements import inline_text
 from gristmill.flows.questions.compare import (
     ChangedKey,
-    ComparedTraining,
     Pair,
     UnknownRunError,
     compare_runs,
@@ -117,16 +117,20 @@ def test_comparison_separates_equal_from_different_outputs(store: Store) -> None
         ("mix", False),
         ("pretrain", False),
     ]
-    assert [(row.stage, row.kept) for row in comparison.funnel] == [
+    assert [(row["stage"], row["kept"]) for row in comparison.funnel] == [
         ("ingest", Pair(10, 10)),
         ("dedup", Pair(7, 7)),
     ]
     (mixture,) = comparison.mixture
-    assert mixture.tokens == Pair(1000, 2000)
-    (training,) = comparison.training
-    assert training == ComparedTraining(
-        "pretrain", steps=Pair(10, 20), first=Pair(4.0, 3.0), last=Pair(3.1, 2.05)
-    )
+    assert mixture["tokens"] == Pair(1000, 2000)
+    assert comparison.training == [
+        {
+            "stage": "pretrain",
+            "steps": Pair(10, 20),
+            "first": Pair(4.0, 3.0),
+            "last": Pair(3.1, 2.05),
+        }
+    ]
     assert comparison.evaluation == []
 
 
@@ -155,8 +159,8 @@ def test_missing_output_leaves_its_figures_empty(store: Store) -> None:
     (folder.data / "metrics.jsonl").unlink()
     comparison = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
     (row,) = comparison.training
-    assert row.last == Pair(3.1, None)
-    assert pair(row.last, lambda loss: f"{loss:.1f}") == "3.1 -> -"
+    assert row["last"] == Pair(3.1, None)
+    assert inline_text(pair(row["last"], "{:.1f}".format)) == "3.1 -> -"
 
 
 def test_lists_are_compared_by_entry_and_prepare_steps_by_name() -> None:
@@ -185,7 +189,7 @@ def test_tables_fit_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     result = CliRunner().invoke(
-        app, ["compare", "last-1", "last", "--store", str(store.root)]
+        app, ["compare", "last-1", "last", f"--store={store.root}"]
     )
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= int(columns)

@@ -58,7 +58,7 @@ engine: {workers: 1}
 """)
     arguments = [str(folder / "m.yaml"), "--store", str(folder / "store")]
     result = CliRunner().invoke(
-        app, ["run", *arguments, "--until", "ingest", "--no-ui"], catch_exceptions=False
+        app, ["run", *arguments, "--until=ingest", "--no-ui"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     return arguments
@@ -90,8 +90,8 @@ def test_each_dialect_has_its_keep_rates(committed: list[str]) -> None:
 
 def test_sample_depends_only_on_document_ids(committed: list[str]) -> None:
     first, again = (
-        compared([*committed, "--sample", "5"]),
-        compared([*committed, "--sample", "5"]),
+        compared([*committed, "--sample=5"]),
+        compared([*committed, "--sample=5"]),
     )
     assert first == again
     assert (first["documents"], first["of"]) == (5, 14)
@@ -99,7 +99,7 @@ def test_sample_depends_only_on_document_ids(committed: list[str]) -> None:
 
 def test_the_manifests_thresholds_are_used(committed: list[str]) -> None:
     comparison = compared(
-        [*committed, "--set", "prepare.0.filter.rules.gopher_quality.min_words=1000"]
+        [*committed, "--set=prepare.0.filter.rules.gopher_quality.min_words=1000"]
     )
     assert all(verdict["documents"] == 0 for verdict in comparison["dialects"])
 

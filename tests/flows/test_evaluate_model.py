@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluate(folder: Path, tasks: Path, *options: str) -> dict[str, Any]:
     """Run `gristmill evaluate` on a model folder; returns its tasks."""
     result = CliRunner().invoke(
-        app, ["evaluate", str(folder), "--tasks", str(tasks), "--json", *options]
+        app, ["evaluate", str(folder), f"--tasks={tasks}", "--json", *options]
     )
     assert result.exit_code == 0, result.output
     tasks: dict[str, Any] = json.loads(result.stdout)["tasks"]

@@ -77,7 +77,7 @@ def test_rows_are_exported_in_pretraining_order(
 ) -> None:
     opened(monkeypatch, {"mix": mix}, pretrain=SimpleNamespace(config={"seed": 9}))
     packed = PackedSet(mix)
-    outcome = invoke("--format", "memmap", "--out", str(tmp_path / "out"))
+    outcome = invoke("--format=memmap", "--out", str(tmp_path / "out"))
     assert outcome.exit_code == 0, outcome.output
     assert (
         "96 tokens of 12 document pieces in 12 rows, order trained, uint16"
@@ -88,12 +88,10 @@ def test_rows_are_exported_in_pretraining_order(
     )
     assert np.array_equal(written, packed.read(packed.order(9).rows(np.arange(12))))
     outcome = invoke(
-        "--format",
-        "memmap",
+        "--format=memmap",
         "--out",
         str(tmp_path / "stored"),
-        "--order",
-        "stored",
+        "--order=stored",
         "--json",
     )
     assert json.loads(outcome.output)["order"] == "stored"
@@ -107,7 +105,7 @@ def test_rows_without_pretraining_are_ordered_by_the_manifest_seed(
     monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
 ) -> None:
     opened(monkeypatch, {"mix": mix})
-    outcome = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--json")
+    outcome = invoke("--format=memmap", "--out", str(tmp_path / "out"), "--json")
     assert (outcome.exit_code, json.loads(outcome.output)["order"]) == (0, "trained")
     written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(
         12, LENGTH
@@ -120,14 +118,14 @@ def test_missing_mixture_or_split_is_reported_with_the_command(
     monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
 ) -> None:
     opened(monkeypatch, {})
-    outcome = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
+    outcome = invoke("--format=llmc", "--out", str(tmp_path / "out"))
     assert (outcome.exit_code, outcome.output) == (
         2,
         "the mixture is not packed yet; run: gristmill run --until mix\n",
     )
     opened(monkeypatch, {"mix": mix})
     outcome = invoke(
-        "--format", "memmap", "--out", str(tmp_path / "out"), "--split", "validation"
+        "--format=memmap", "--out", str(tmp_path / "out"), "--split=validation"
     )
     assert outcome.exit_code == 2
     assert "no rows of this split to export" in outcome.output
@@ -141,7 +139,7 @@ def test_set_with_withheld_rows_is_not_exported_as_stored(
     write_json(mix / "packed.json", content)
     opened(monkeypatch, {"mix": mix})
     out = tmp_path / "out"
-    outcome = invoke("--format", "memmap", "--out", str(out), "--order", "stored")
+    outcome = invoke("--format=memmap", f"--out={out}", "--order=stored")
     assert (outcome.exit_code, out.exists()) == (2, False)
     assert outcome.output.startswith(f"{mix}: 2 of its rows are withheld")
     assert "--order trained" in outcome.output

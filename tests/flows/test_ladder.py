@@ -103,9 +103,7 @@ pretrain: {size: 500k, tokens_per_parameter: 0.5}
 
 
 def asked(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(
-        app, ["ladder", "m.yaml", *arguments, "--store", "store"]
-    )
+    result = CliRunner().invoke(app, ["ladder", "m.yaml", *arguments, "--store=store"])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -147,15 +145,11 @@ def test_ladder_reports_the_error_of_its_prediction(
 
     monkeypatch.setattr(ladder, "train_rung", train)
     options = (
-        "--sizes",
-        "50k,400k",
-        "--tokens-per-parameter",
-        "0.02,0.06,0.2",
+        "--sizes=50k,400k",
+        "--tokens-per-parameter=0.02,0.06,0.2",
         "--json",
     )
-    outcome = CliRunner().invoke(
-        app, ["ladder", "m.yaml", *options, "--store", "store"]
-    )
+    outcome = CliRunner().invoke(app, ["ladder", "m.yaml", *options, "--store=store"])
     report = json.loads(outcome.stdout)  # stdout is only JSON: progress goes to stderr
     assert [
         line for line in outcome.stderr.splitlines() if line.startswith("training")
@@ -200,53 +194,45 @@ def depth_weights(depth: int) -> int:
     ("options", "complaint"),
     [
         (
-            ("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"),
+            ("--sizes=50k", "--tokens-per-parameter=0.02,0.06"),
             "not 2 of 1 sizes",
         ),
         (
-            ("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06"),
+            ("--sizes=50k,400k", "--tokens-per-parameter=0.02,0.06"),
             "a ladder needs at least 6 trainings",
         ),
         (
-            ("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06,0.2"),
+            ("--sizes=50k,51k,400k", "--tokens-per-parameter=0.02,0.06,0.2"),
             "3 sizes give 2 shapes",
         ),
         (
-            ("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06"),
+            ("--sizes=50k,51k,400k", "--tokens-per-parameter=0.02,0.06"),
             "3 sizes give 2 shapes",
         ),
         (
-            ("--sizes", "50k,400k", "--tokens-per-parameter", "1,2,3"),
+            ("--sizes=50k,400k", "--tokens-per-parameter=1,2,3"),
             "set mix.tokens to at least",
         ),
         (
-            ("--sizes", "50k,400k", "--tokens-per-parameter", "a"),
+            ("--sizes=50k,400k", "--tokens-per-parameter=a"),
             "'a' is not a list of numbers",
         ),
-        (("--sizes", "x,400k", "--tokens-per-parameter", "1,2,3"), "pretrain.size"),
+        (("--sizes=x,400k", "--tokens-per-parameter=1,2,3"), "pretrain.size"),
         (
             (
-                "--sizes",
-                "50k,400k",
-                "--tokens-per-parameter",
-                "1",
-                "--set",
-                "pretrain.size=null",
-                "--set",
-                "pretrain.tokens_per_parameter=null",
-                "--set",
-                "pretrain.steps=4",
+                "--sizes=50k,400k",
+                "--tokens-per-parameter=1",
+                "--set=pretrain.size=null",
+                "--set=pretrain.tokens_per_parameter=null",
+                "--set=pretrain.steps=4",
             ),
             "give pretrain.size",
         ),
         (
             (
-                "--sizes",
-                "50k,400k",
-                "--tokens-per-parameter",
-                "1",
-                "--set",
-                "mix.validation=0",
+                "--sizes=50k,400k",
+                "--tokens-per-parameter=1",
+                "--set=mix.validation=0",
             ),
             "mix.validation is 0",
         ),

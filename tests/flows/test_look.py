@@ -75,7 +75,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["look", *arguments, "--seconds", "200"])
+    result = CliRunner().invoke(app, ["look", *arguments, "--seconds=200"])
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -107,7 +107,7 @@ def test_manifest_is_written_to_out_with_paths_relative_to_it(
     data: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "recipes").mkdir()
-    output = look("data", "--out", "recipes/mine.yaml")
+    output = look("data", "--out=recipes/mine.yaml")
     assert "written: recipes/mine.yaml" in output
     text = (tmp_path / "recipes" / "mine.yaml").read_text()
     assert "path: ../data\n" in text

@@ -81,16 +81,13 @@ def test_manifest_is_written_for_three_kinds_of_data(
     file = tmp_path / "mine.yaml"
     result = run_new(
         str(file),
-        "--name",
-        "mine",
-        "--source",
-        f"web={data / 'crawl.gz'}",
+        "--name=mine",
+        f"--source=web={data / 'crawl.gz'}",
         "--source",
         str(data / "books.parquet"),
         "--source",
         str(data / "code"),
-        "--language",
-        "no",
+        "--language=no",
     )
     assert result.exit_code == 0, result.output
     assert "web: 1 file" in result.output
@@ -154,12 +151,8 @@ def test_books_are_split_and_url_fields_become_ids(tmp_path: Path) -> None:
     ]
     (tmp_path / "pages.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "book.txt").write_text("\n\n".join([PROSE] * 500))
-    sources = (
-        part
-        for name in ("book.txt", "pages.jsonl")
-        for part in ("--source", str(tmp_path / name))
-    )
-    result = run_new(str(tmp_path / "m.yaml"), "--name", "m", *sources)
+    sources = (f"--source={tmp_path / name}" for name in ("book.txt", "pages.jsonl"))
+    result = run_new(str(tmp_path / "m.yaml"), "--name=m", *sources)
     assert result.exit_code == 0, result.output
     book, pages = load_manifest(tmp_path / "m.yaml").document_sources.values()
     assert (book.split, pages.id_field) == (Paragraphs(paragraphs=4000), "url")
@@ -187,17 +180,15 @@ def test_written_manifest_runs_and_identifies_languages_before_filtering(
     (tmp_path / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
-    language_options = [
-        part for language in languages for part in ("--language", language)
-    ]
+    language_options = [f"--language={language}" for language in languages]
     assert (
         run_new(
-            "m.yaml", "--source", "web.jsonl", "--no-train", *language_options
+            "m.yaml", "--source=web.jsonl", "--no-train", *language_options
         ).exit_code
         == 0
     )
     assert ("none is dropped" in (tmp_path / "m.yaml").read_text()) == (not languages)
-    outcome = CliRunner().invoke(app, ["run", "m.yaml", "--until", "filter", "--no-ui"])
+    outcome = CliRunner().invoke(app, ["run", "m.yaml", "--until=filter", "--no-ui"])
     assert outcome.exit_code == 0, outcome.output
     (langid_table,), (filter_table,) = (
         (tmp_path / "gristmill-store" / stage).glob("*/data/part-*.parquet")
@@ -228,10 +219,8 @@ def test_existing_file_is_never_overwritten_and_errors_name_the_fix(
     assert "gristmill new --source PATH" in without_source.output
     duplicate_source = run_new(
         str(tmp_path / "a.yaml"),
-        "--source",
-        f"a={data}/code",
-        "--source",
-        f"a={data}/code",
+        f"--source=a={data}/code",
+        f"--source=a={data}/code",
     )
     assert "given twice; rename one of them" in duplicate_source.output
     assert not (tmp_path / "a.yaml").exists()
@@ -392,8 +381,7 @@ def test_invalid_tokenizer_is_rejected(data: Path, tmp_path: Path) -> None:
     save_tokenizer(tmp_path / "given.json", "<|begin|>")
     result = run_new(
         str(tmp_path / "a.yaml"),
-        "--source",
-        f"a={data}/books.parquet",
+        f"--source=a={data}/books.parquet",
         "--tokenizer",
         str(tmp_path / "given.json"),
     )

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.terminal_pages import print_table
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.mixture import Waste, packing, packing_table, waste_of
 from gristmill.tokenize.packing.packing_cost import PackingCost

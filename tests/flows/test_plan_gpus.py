@@ -14,7 +14,7 @@ DEMO = str(Path(__file__).parents[2] / "mixtures" / "demo.yaml")
 
 def planned(store: Path, *arguments: str) -> dict[str, Any]:
     outcome = CliRunner().invoke(
-        app, ["plan", DEMO, "--store", str(store), "--json", "--gpus", "4", *arguments]
+        app, ["plan", DEMO, f"--store={store}", "--json", "--gpus", "4", *arguments]
     )
     assert outcome.exit_code == 0, outcome.output
     plan: dict[str, Any] = json.loads(outcome.stdout)
@@ -25,14 +25,10 @@ def planned(store: Path, *arguments: str) -> dict[str, Any]:
 def test_memory_and_time_of_a_plan_are_consistent(tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
-        "--gpu",
-        "H200",
-        "--set",
-        "pretrain.steps=1000",
-        "--set",
-        "pretrain.global_batch_size=16",
-        "--price",
-        "2.5",
+        "--gpu=H200",
+        "--set=pretrain.steps=1000",
+        "--set=pretrain.global_batch_size=16",
+        "--price=2.5",
     )
     training, best = plan["training"], plan["forms"][0]
     assert training["tokens"] == 1000 * 16 * 256
@@ -51,7 +47,7 @@ def test_memory_and_time_of_a_plan_are_consistent(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_unknown_gpu_is_specified_by_its_figures(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "--gpu", "mine", "--peak-tflops", "50", "--memory-gb", "1")
+    plan = planned(tmp_path, "--gpu=mine", "--peak-tflops=50", "--memory-gb=1")
     assert plan["gpu"] == {"name": "mine", "flops": 50e12, "memory": 1e9, "link": 32e9}
     # a single process takes more than 1 GB
     assert not any(form["fits"] for form in plan["forms"])
@@ -62,15 +58,15 @@ def test_unknown_gpu_is_specified_by_its_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--gpu", "H900"], "no GPU called 'H900' is known"),
-        (["--gpu", "mine", "--peak-tflops", "50"], "belong together"),
+        (["--gpu=H900"], "no GPU called 'H900' is known"),
+        (["--gpu=mine", "--peak-tflops=50"], "belong together"),
     ],
 )
 def test_invalid_plan_options_are_rejected_with_one_sentence(
     tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
     outcome = CliRunner().invoke(
-        app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "4", *arguments]
+        app, ["plan", DEMO, f"--store={tmp_path}", "--gpus=4", *arguments]
     )
     assert outcome.exit_code == 2
     assert sentence in outcome.output
@@ -81,7 +77,7 @@ def test_invalid_plan_options_are_rejected_with_one_sentence(
 def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
     outcome = CliRunner().invoke(
         app,
-        ["plan", DEMO, "--store", str(tmp_path), "--gpus", "8", "--gpu", "A100"],
+        ["plan", DEMO, f"--store={tmp_path}", "--gpus=8", "--gpu=A100"],
         env={"COLUMNS": str(columns)},
     )
     assert outcome.exit_code == 0

@@ -183,8 +183,7 @@ def test_plan_predict_prints_a_row_per_stage(
         "--predict",
         "--sample-mb",
         "0.1",
-        "--sample-seconds",
-        "500",
+        "--sample-seconds=500",
         "--store",
         str(tmp_path / "st"),
     ]

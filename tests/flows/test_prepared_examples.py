@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gristmill.dataprep.examples.kept_examples import survivors
 from gristmill.dataprep.whatif_thresholds import NotReplayableError
-from gristmill.flows.pages.terminal_tables import print_table
+from gristmill.flows.pages.terminal_pages import print_table
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gristmill.dataprep.whatif_thresholds import Tally
+from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.planning.quantities import at_least, duration, size
 from gristmill.flows.questions.explain import Explanation, Judgement, MixtureUse
 from gristmill.flows.questions.status import StageState, describe_running
@@ -24,112 +25,78 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
 
 
-def step(**fields: Any) -> StepTrace:
-    return StepTrace("sft", 3, "read", [33, 5], [], **fields)
+def printed_lines(answer: Any, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    answer.show()
+    return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
 def test_step_lists_every_example_of_a_row(capsys):
-    step(examples=["aa", "bb", "cc"], rows_of_examples=[33, 33, 5]).show()
-
-    assert capsys.readouterr().out.splitlines() == [
-        "sft step 3 read: 2 rows, 3 examples",
-        "      33  aa",
-        "      33  bb",
-        "       5  cc",
+    examples = ["aa", "bb", "cc"]
+    trace = StepTrace("sft", 3, "read", [33, 5], [], None, [], examples, [33, 33, 5])
+    assert printed_lines(trace, capsys) == [
+        "It read 2 rows with 3 examples.",
+        *("aa", "row 33", "bb", "row 33", "cc", "row 5"),
     ]
 
 
-def test_step_prints_full_locators_below_their_columns(capsys):
-    documents = [
-        RowDocument(
-            id="0123456789abcdef0123",
-            source="posts",
-            locator=LONG,
-            cluster_size=1,
-            tokens=256,
-            rows=[33],
-            copies=[0],
-        ),
-        RowDocument(
-            id="f" * 32,
-            source="web",
-            locator="a#1",
-            url="http://a/",
-            quality={"q": 0.5},
-            cluster="c" * 32,
-            cluster_size=3,
-            tokens=128,
-            rows=[5],
-            copies=[0],
-        ),
-    ]
-    step(tokens=384, documents=documents).show()
-
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "     256 tokens  posts  0123456789abcdef  0 duplicates",
-        f"         {LONG}",
-        "     128 tokens  web  ffffffffffffffff  q 0.5  2 duplicates",
-        "         http://a/",
-    ]
-
-
-def test_history_keeps_rule_names_on_one_line_without_empty_lines(capsys):
-    Explanation(
-        id="ab",
-        source="posts",
+def test_step_prints_what_is_known_of_its_documents(capsys):
+    document = RowDocument(
+        id="f" * 32,
+        source="web",
         locator="a#1",
-        metadata="{}",
-        characters=9,
-        excerpt="text",
-        shard="part-0",
-        row=1,
-        stages=[
-            Judgement("clean", True, "", {}),
-            Judgement(
-                "filter",
-                False,
-                "gopher_repetition/max_duplicate_7gram_char_ratio",
-                {"words": 655},
-                threshold=0.13,
-            ),
-        ],
-        outcome="dropped by filter",
-    ).show()
+        url="http://a/",
+        quality={"q": 0.5},
+        cluster="c" * 32,
+        cluster_size=3,
+        tokens=128,
+        rows=[5],
+        copies=[0],
+    )
+    trace = StepTrace("pretrain", 3, "will read", [5], [9], 128, [document])
+    lines = printed_lines(trace, capsys)
+    assert lines[:2] == [
+        "It will read 1 rows with 128 tokens of 1 documents;",
+        "checkpoints at 9 know them.",
+    ]
+    assert lines[3] == "http://a/"
+    facts = "128 tokens · web · ffffffffffffffff · q 0.5 · 2 duplicates"
+    assert " ".join(lines[4:]) == facts
 
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[3:] == [
-        "clean     kept",
-        "filter    dropped:",
-        "          gopher_repetition/max_duplicate_7gram_char_ratio",
-        "          threshold 0.13",
-        "          words 655",
-        "outcome   dropped by filter",
+
+def test_history_keeps_rule_names_on_one_line(capsys):
+    rule = "gopher_repetition/max_duplicate_7gram_char_ratio"
+    stages = [
+        Judgement("clean", True, "", {}),
+        Judgement("filter", False, rule, {"words": 655}, threshold=0.13),
+    ]
+    place = ("posts", LONG, "{}", 9, "text", "part-0", 1)
+    history = Explanation("ab", *place, stages, "dropped by filter")
+    lines = printed_lines(history, capsys)
+    assert lines[0] == LONG
+    assert lines[lines.index("clean kept") :] == [
+        "clean kept",
+        "",
+        "filter dropped:",
+        rule,
+        "threshold 0.13",
+        "words 655",
+        "",
+        "Text",
+        "text ...",
     ]
 
 
-def test_whatif_sample_prints_the_full_locator_and_a_fitting_excerpt(capsys):
+def test_whatif_sample_prints_the_full_locator(capsys):
     sizes = {"posts": Size(documents=2, bytes=10, tokens=None)}
-    samples = [
-        CutSample("ab", "posts", locator, "It is a truth universally known", 399.0)
-        for locator in (LONG, "a#1")
-    ]
-    WhatIf(
-        now=sizes,
-        then=sizes,
-        unseen={},
-        rules={
-            "gopher_repetition/max_duplicate_10gram_char_ratio": RuleTallies(
-                now=Tally(failing=1, only=1), then=Tally(failing=2, only=1)
-            )
-        },
-        cuts=[ChangedCut("filter/x", "filter.x", "x", 50, 400, samples, [])],
-        tokens_known=False,
-    ).show()
-
-    out = capsys.readouterr().out
-    assert f"      399  posts {LONG}\n" in out
-    assert "      399  posts a#1  It is a truth universally known\n" in out
-    assert "max_duplicate_10gram_char_ratio     1     2        1     1\n" in out
+    sample = CutSample("ab", "posts", LONG, "It is a truth universally known", 399.0)
+    rule = "gopher_repetition/max_duplicate_10gram_char_ratio"
+    tallies = RuleTallies(Tally(failing=1, only=1), Tally(failing=2, only=1))
+    cut = ChangedCut("filter/x", "filter.x", "x", 50, 400, [sample], [])
+    answer = WhatIf(sizes, sizes, {}, {rule: tallies}, [cut], tokens_known=False)
+    lines = printed_lines(answer, capsys)
+    assert f"399 {LONG}" in lines
+    assert "It is a truth universally known" in lines
+    assert "max_duplicate_10gram_char_ratio     1     2        1     1" in lines
 
 
 def test_small_sizes_times_and_costs_are_not_rounded_to_zero():
@@ -178,9 +145,10 @@ def test_job_named_like_its_stage_is_printed_once():
 
 
 @pytest.mark.parametrize(
-    ("steps", "ending"), [([5], "read by steps 5"), ([], "read by no step")]
+    ("steps", "line"), [([5], "steps that read it 5"), ([], "No step reads it.")]
 )
 def test_steps_of_a_document_are_listed_by_number(
-    steps: list[int], ending: str
+    steps: list[int], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert MixtureUse("trained", None, 1, 8, 1, [3], steps).line().endswith(ending)
+    print_parts(MixtureUse("trained", None, 1, 8, 1, [3], steps).parts("web"))
+    assert capsys.readouterr().out.splitlines()[-1] == line

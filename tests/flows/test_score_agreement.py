@@ -20,8 +20,29 @@ DOCUMENTS = 300
 SOURCES = np.array(["books", "code", "web"])
 
 
-@pytest.fixture
-def scored(tmp_path: Path) -> tuple[Corpus, dict[str, np.ndarray]]:
+def scored(
+    folder: Path, source: np.ndarray, kept: np.ndarray, **scores: pa.Array
+) -> Corpus:
+    """Write documents with scores in two shards."""
+    documents = [
+        (str(SOURCES[number]), str(place), f"text {place}")
+        for place, number in enumerate(source)
+    ]
+    cut = len(documents) // 3
+    ingest = write_shards(folder / "ingest", [documents[:cut], documents[cut:]])
+    reasons = [None if keep else "rule" for keep in kept]
+    for path, rows in zip(
+        sorted(ingest.iterdir()), (slice(cut), slice(cut, None)), strict=True
+    ):
+        table = read_table(path)
+        every = np.arange(len(table))
+        columns = {name: values[rows] for name, values in scores.items()}
+        judged = annotate(table, every, every, reasons[rows], columns)[0]
+        write_table(folder / "score" / path.name, judged)
+    return Corpus({"ingest": ingest, "score": folder / "score"})
+
+
+def test_agreement_is_that_of_scipy_and_scikit_learn(tmp_path: Path) -> None:
     """Documents of three sources with two scores, with ties and a few nulls."""
     draw = np.random.default_rng(9)
     source = draw.integers(0, 3, DOCUMENTS)
@@ -29,36 +50,11 @@ def scored(tmp_path: Path) -> tuple[Corpus, dict[str, np.ndarray]]:
     second = np.round(first + draw.normal(0, 1, DOCUMENTS), 1)
     known = draw.random(DOCUMENTS) < 0.95
     kept = draw.random(DOCUMENTS) < 0.9
-    documents = [
-        (str(SOURCES[number]), f"{place}", f"text {place}")
-        for place, number in enumerate(source)
-    ]
-    ingest = write_shards(tmp_path / "ingest", [documents[:100], documents[100:]])
-    for shard, rows in ((0, slice(0, 100)), (1, slice(100, None))):
-        name = f"part-{shard:05d}.parquet"
-        table = read_table(ingest / name)
-        every = np.arange(len(table))
-        columns = {
-            "a": pa.array(first[rows]),
-            "b": pa.array(second[rows], mask=~known[rows]),
-        }
-        reasons = [None if keep else "rule" for keep in kept[rows]]
-        write_table(
-            tmp_path / "score" / name,
-            annotate(table, every, every, reasons, columns)[0],
-        )
-    corpus = Corpus({"ingest": ingest, "score": tmp_path / "score"})
-    arrays = {"source": source, "a": first, "b": second, "known": known, "kept": kept}
-    return corpus, arrays
-
-
-def test_agreement_is_that_of_scipy_and_scikit_learn(
-    scored: tuple[Corpus, dict[str, np.ndarray]],
-) -> None:
-    corpus, arrays = scored
+    scores = {"a": pa.array(first), "b": pa.array(second, mask=~known)}
+    corpus = scored(tmp_path, source, kept, **scores)
     agreement = compare_scores(corpus, ["a", "b"], 0.1)
-    both = arrays["known"] & arrays["kept"]
-    a, b = arrays["a"][both], arrays["b"][both]
+    both = known & kept
+    a, b = first[both], second[both]
     (pair,) = agreement.pairs
     assert pair.documents == both.sum()
     assert pair.rank_correlation == pytest.approx(spearmanr(a, b).statistic, abs=1e-9)
@@ -68,9 +64,8 @@ def test_agreement_is_that_of_scipy_and_scikit_learn(
     certain = (a > np.sort(a)[-number]) & (b > np.sort(b)[-number])
     possible = (a >= np.sort(a)[-number]) & (b >= np.sort(b)[-number])
     assert certain.sum() <= round(pair.top_overlap * number) <= possible.sum()
-    kept = arrays["kept"]
-    values, source = arrays["a"][kept], arrays["source"][kept]
-    means = np.array([values[source == number].mean() for number in range(3)])[source]
+    values, places = first[kept], source[kept]
+    means = np.array([values[places == number].mean() for number in range(3)])[places]
     one = agreement.by_source[0]
     assert (one.score, one.documents, one.sources) == ("a", kept.sum(), 3)
     # the largest tenth, with ties at the border in any way
@@ -86,16 +81,9 @@ def test_agreement_is_that_of_scipy_and_scikit_learn(
 
 
 def test_score_that_is_the_source_is_predicted_by_it(tmp_path: Path) -> None:
-    documents = [(str(SOURCES[n % 3]), str(n), f"text {n}") for n in range(30)]
-    ingest = write_shards(tmp_path / "ingest", [documents])
-    table = read_table(ingest / "part-00000.parquet")
-    every = np.arange(30)
-    columns = {"a": pa.array(every % 3), "b": pa.array(-(every % 3))}
-    write_table(
-        tmp_path / "score" / "part-00000.parquet",
-        annotate(table, every, every, [None] * 30, columns)[0],
-    )
-    corpus = Corpus({"ingest": ingest, "score": tmp_path / "score"})
+    source = np.arange(30) % 3
+    scores = {"a": pa.array(source), "b": pa.array(-source)}
+    corpus = scored(tmp_path, source, np.ones(30, bool), **scores)
     agreement = compare_scores(corpus, ["a", "b"], 1 / 3)
     assert agreement.pairs[0].rank_correlation == pytest.approx(-1)
     assert agreement.pairs[0].top_overlap == 0

@@ -23,6 +23,8 @@ from gristmill.flows.browser.browsed_run import BrowsedRun
 from gristmill.flows.browser.server import make_app
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.cli.main import app
+from gristmill.flows.pages.document_elements import marked
+from gristmill.flows.pages.page_elements import Span
 from gristmill.flows.pages.pictures import dot_map
 from gristmill.flows.questions.search import (
     FUSION,
@@ -30,7 +32,6 @@ from gristmill.flows.questions.search import (
     SearchHit,
     SearchHits,
     WordsRank,
-    marked,
     merge,
     search,
 )
@@ -224,10 +225,8 @@ def test_the_command_and_the_python_interface_answer_the_same(session: Session) 
         "search",
         session.manifest_file,
         "w3 w4 w5",
-        "--store",
-        str(session.store.root),
-        "--limit",
-        "3",
+        f"--store={session.store.root}",
+        "--limit=3",
     ]
     answer = search(session, "w3 w4 w5", limit=3)
     printed_json = CliRunner().invoke(app, [*command, "--json"]).stdout
@@ -240,7 +239,7 @@ def test_the_command_and_the_python_interface_answer_the_same(session: Session) 
         in printed
     )
     assert answer.hits[0].id[:16] in printed
-    wrong = CliRunner().invoke(app, [*command, "--by", "smell"])
+    wrong = CliRunner().invoke(app, [*command, "--by=smell"])
     assert wrong.exit_code == 2
 
 
@@ -294,10 +293,9 @@ def test_a_snippet_begins_before_the_first_word_and_marks_all() -> None:
     text = "a\n" * 200 + "the Mill grinds"
     pieces = snippet(text, ["mill"])
     assert pieces.startswith("... a a")
-    assert [
-        piece for piece, is_word in marked(pieces, ["mill", "grinds"]) if is_word
-    ] == ["Mill", "grinds"]
-    assert marked("plain", []) == [("plain", False)]
+    spans = marked(pieces, ["mill", "grinds"])
+    assert [span.text for span in spans if span.mark] == ["Mill", "grinds"]
+    assert marked("plain", []) == [Span("plain")]
 
 
 def test_wrapped_lines_of_a_hit_are_indented(
@@ -320,7 +318,7 @@ def test_wrapped_lines_of_a_hit_are_indented(
     )
     SearchHits("mill", ["words"], 9, None, 9, 1, None, [hit]).show()
     lines = capsys.readouterr().out.rstrip().splitlines()
-    snippets = lines[lines.index(" 1. abababababababab  web  a.txt") + 2 :]
-    assert len(snippets) >= 4
-    assert all(line[:4] == "    " and line[4] != " " for line in snippets)
-    assert max(map(len, lines[-len(snippets) :])) <= 40
+    wrapped = lines[lines.index("a.txt") + 1 :]
+    assert len(wrapped) >= 6
+    assert all(line[:4] == "    " and line[4] != " " for line in wrapped)
+    assert max(map(len, wrapped)) <= 40

@@ -59,6 +59,11 @@ pretrain: {steps: 900, global_batch_size: 4, seed: 5}
 """
 
 
+MIXTURES = [
+    {"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)
+]
+
+
 def three(*shares: float) -> dict[str, float]:
     return dict(zip(OWN, shares, strict=True))
 
@@ -110,27 +115,20 @@ def test_reused_sources_keep_their_ratios_and_count_as_one_source() -> None:
     assert fitted.predict(tried_shares[5:]) == pytest.approx(values[5:], abs=0.02)
 
 
+def drawn(number: int, **grid: Any) -> list[dict[str, float]]:
+    dirichlet = {"samples": number, "concentration": 3.0}
+    return mixtures_of(Grid.model_validate({**grid, "dirichlet": dirichlet}), OWN)
+
+
 @given(st.integers(1, 6), st.integers(1, 6))
 def test_draws_are_independent_of_their_number(few: int, more: int) -> None:
-    def drawn(number: int) -> list[dict[str, float]]:
-        return mixtures_of(
-            Grid.model_validate(
-                {
-                    "mixtures": [three(1, 0, 0), three(0, 1, 0)],
-                    "dirichlet": {"samples": number, "concentration": 2.0},
-                }
-            ),
-            OWN,
-        )
-
-    assert drawn(few + more)[: 2 + few] == drawn(few)
+    listed = [three(1, 0, 0), three(0, 1, 0)]
+    longer = drawn(few + more, mixtures=listed)
+    assert longer[: 2 + few] == drawn(few, mixtures=listed)
 
 
 def test_draws_lie_around_the_manifests_own_weights() -> None:
-    tried = mixtures_of(
-        Grid.model_validate({"dirichlet": {"samples": 400, "concentration": 3.0}}), OWN
-    )
-    mean = np.array([list(mixture.values()) for mixture in tried]).mean(axis=0)
+    mean = np.mean([list(mixture.values()) for mixture in drawn(400)], axis=0)
     assert mean == pytest.approx([0.6, 0.2, 0.2], abs=0.03)
 
 
@@ -208,32 +206,30 @@ def test_process_fits_interactions_of_sources() -> None:
     assert len(fitted.left_out) == 60
 
 
-def test_suggestion_lies_within_the_tried_mixtures() -> None:
+@pytest.mark.parametrize(
+    ("optimum", "most", "weights"),
+    [
+        ([1.0, 0.0, 0.0], 1.0, [0.8, 0.1, 0.1]),
+        ([0.3, 0.4, 0.3], 1.0, [0.3, 0.4, 0.3]),
+        ([0.3, 0.4, 0.3], 0.2, [0.2, 0.45, 0.35]),
+        ([0.3, 0.4, 0.3], 0.05, None),
+    ],
+)
+def test_suggestion_lies_within_the_tried_mixtures(
+    optimum: list[float], most: float, weights: list[float] | None
+) -> None:
     corners = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
 
-    def least(
-        objective: Any, most: tuple[float, ...] = (1.0, 1.0, 1.0)
-    ) -> tuple[np.ndarray, float]:
-        solution = least_within_hull(objective, corners, np.array(most))
-        assert solution is not None
-        return solution
+    def distance(where: np.ndarray) -> np.ndarray:
+        return np.asarray(((where - optimum) ** 2).sum(axis=1))
 
-    weights, _ = least(lambda where: ((where - [1.0, 0.0, 0.0]) ** 2).sum(axis=1))
-    assert weights == pytest.approx([0.8, 0.1, 0.1], abs=1e-6)
-    weights, value = least(lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1))
-    assert weights == pytest.approx([0.3, 0.4, 0.3], abs=1e-3)
-    assert value == pytest.approx(0, abs=1e-5)
-    weights, _ = least(
-        lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1),
-        (0.2, 1.0, 1.0),
-    )
-    assert weights == pytest.approx([0.2, 0.45, 0.35], abs=1e-3)
-    assert (
-        least_within_hull(
-            lambda where: where[:, 0], corners, np.array([0.05, 1.0, 1.0])
-        )
-        is None
-    )
+    solution = least_within_hull(distance, corners, np.array([most, 1.0, 1.0]))
+    if weights is None:
+        assert solution is None
+    else:
+        assert solution is not None
+        assert solution[0] == pytest.approx(weights, abs=1e-3)
+        assert solution[1] == pytest.approx(distance(np.array([weights]))[0], abs=1e-5)
 
 
 def sweep(
@@ -260,29 +256,23 @@ def outcome(
     return TriedMixture(number, weights, TrainedGroup("mixture", proxies, packed))
 
 
+def lawful(mixture: dict[str, float], wiggle: float = 0.0) -> dict[str, float]:
+    """Bits per byte by a law with its optimum in the middle."""
+    return {
+        "prose": 2 + np.exp(-3 * mixture["prose"]) + wiggle,
+        "code": 1 + np.exp(-3 * mixture["code"]) - wiggle,
+    }
+
+
 def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "64")
-    mixtures = [
-        {"prose": share, "code": round(1 - share, 6)}
-        for share in (0.1, 0.3, 0.5, 0.7, 0.9)
-    ]
     outcomes = [
-        outcome(
-            number,
-            mixture,
-            *(
-                {
-                    "prose": 2 + np.exp(-3 * mixture["prose"]) + wiggle,
-                    "code": 1 + np.exp(-3 * mixture["code"]) - wiggle,
-                }
-                for wiggle in (0.0, 0.002)
-            ),
-        )
-        for number, mixture in enumerate(mixtures)
+        outcome(number, mixture, *(lawful(mixture, wiggle) for wiggle in (0.0, 0.002)))
+        for number, mixture in enumerate(MIXTURES)
     ]
-    analysis = analyse(sweep(mixtures, 2), outcomes)
+    analysis = analyse(sweep(MIXTURES, 2), outcomes)
     first = analysis.mixtures[0]
     assert first.bits_per_byte["prose"].mean == pytest.approx(2 + np.exp(-0.3) + 0.001)
     assert first.bits_per_byte["prose"].spread == pytest.approx(0.002 / np.sqrt(2))
@@ -307,21 +297,6 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
 
 def test_suggestion_respects_max_epochs_of_the_full_set() -> None:
     """Of 100 mixed tokens at most 30 may be prose, which is 15 tokens twice."""
-    mixtures = [
-        {"prose": share, "code": round(1 - share, 6)}
-        for share in (0.1, 0.3, 0.5, 0.7, 0.9)
-    ]
-    outcomes = [
-        outcome(
-            number,
-            mixture,
-            {
-                "prose": 2 + np.exp(-3 * mixture["prose"]),
-                "code": 1 + np.exp(-3 * mixture["code"]),
-            },
-        )
-        for number, mixture in enumerate(mixtures)
-    ]
     supply = {
         "requested": {"prose": {"max_epochs": 2}, "code": {"max_epochs": 4}},
         "realised": {
@@ -329,25 +304,46 @@ def test_suggestion_respects_max_epochs_of_the_full_set() -> None:
             "code": {"available_tokens": 100},
         },
     }
-    outcomes = [
-        replace(entry, trained=replace(entry.trained, packed=supply))
-        for entry in outcomes
-    ]
-    analysis = analyse(replace(sweep(mixtures), tokens=100), outcomes)
+    outcomes = []
+    for number, mixture in enumerate(MIXTURES):
+        tried = outcome(number, mixture, lawful(mixture))
+        trained = replace(tried.trained, packed=supply)
+        outcomes.append(replace(tried, trained=trained))
+    analysis = analyse(replace(sweep(MIXTURES), tokens=100), outcomes)
     assert analysis.limits == {"prose": 0.3, "code": 1.0}
     assert analysis.suggestion is not None
     assert analysis.suggestion.weights == pytest.approx(
         {"prose": 0.3, "code": 0.7}, abs=1e-4
     )
     assert analysis.suggestion.best_tried.mixture == 1
-    assert "prose (0.300) at the maximum that max_epochs allows" in describe_suggestion(
-        analysis
-    )
-    infeasible = analyse(replace(sweep(mixtures), tokens=1000), outcomes)
+    described = describe_suggestion(analysis)
+    assert "prose (0.300) at the maximum that max_epochs allows" in described
+    infeasible = analyse(replace(sweep(MIXTURES), tokens=1000), outcomes)
     assert infeasible.suggestion is None
-    assert (
-        "the largest shares are prose 0.030, code 0.400; raise a max_epochs"
-        in describe_suggestion(infeasible)
+    assert "prose 0.030, code 0.400; raise a max_epochs" in str(infeasible.refusal)
+
+
+def planned_sweep(
+    folder: Path,
+    grid: str = "- {prose: 1}\n- {prose: 1, maths: 1}\n",
+    seeds: int = 1,
+    manifest: str = MANIFEST,
+    target: dict[str, float] | None = None,
+) -> Sweep:
+    """A sweep of 10 steps, planned for files in a folder."""
+    for name in ("a.txt", "b.txt", "c.txt", "quiz.jsonl", "chats.jsonl"):
+        (folder / name).write_text("{}")
+    (folder / "small.yaml").write_text(manifest)
+    (folder / "grid.yaml").write_text(grid)
+    return plan_sweep(
+        str(folder / "small.yaml"),
+        folder / "grid.yaml",
+        10,
+        seeds,
+        {"width": 64},
+        ["mix.validation=0.1"],
+        str(folder / "store"),
+        target,
     )
 
 
@@ -379,72 +375,38 @@ def test_task_metric_can_be_the_target(tmp_path: Path) -> None:
         "hellaswag": 0.75,
     }
 
-    mixtures = [
-        {"prose": share, "code": round(1 - share, 6)}
-        for share in (0.1, 0.3, 0.5, 0.7, 0.9)
-    ]
     outcomes = []
-    for number, weights in enumerate(mixtures):
-        proxy = Proxy(
-            0,
-            "f",
-            {"prose": 2.0, "code": 1.0},
-            tasks={"quiz": 0.3 + np.exp(-2 * weights["code"])},
-        )
+    for number, weights in enumerate(MIXTURES):
+        tasks = {"quiz": 0.3 + np.exp(-2 * weights["code"])}
+        proxy = Proxy(0, "f", {"prose": 2.0, "code": 1.0}, tasks)
         outcomes.append(TriedMixture(number, weights, TrainedGroup("m", (proxy,))))
-    analysis = analyse(
-        sweep(mixtures, target={"prose": 0.0, "code": 0.0, "quiz": 1.0}), outcomes
-    )
+    target = {"prose": 0.0, "code": 0.0, "quiz": 1.0}
+    analysis = analyse(sweep(MIXTURES, target=target), outcomes)
     assert analysis.suggestion is not None
     assert analysis.suggestion.weights == pytest.approx(
         {"prose": 0.1, "code": 0.9}, abs=1e-4
     )
 
-    for name in ("a.txt", "b.txt", "c.txt", "quiz.jsonl"):
-        (tmp_path / name).write_text("{}")
-    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
-    manifest.write_text(
-        MANIFEST.replace(
-            "seed: 5}", "seed: 5, tasks: [{name: quiz, path: quiz.jsonl, kind: cloze}]}"
-        )
+    manifest = MANIFEST.replace(
+        "seed: 5}", "seed: 5, tasks: [{name: quiz, path: quiz.jsonl, kind: cloze}]}"
     )
-    grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
-    planned = plan_sweep(
-        str(manifest),
-        grid,
-        10,
-        1,
-        {},
-        [],
-        str(tmp_path / "store"),
-        {"quiz": 3.0, "code": 1.0},
+    planned = planned_sweep(
+        tmp_path, manifest=manifest, target={"quiz": 3.0, "code": 1.0}
     )
     assert planned.target == {"prose": 0.0, "code": 0.25, "maths": 0.0, "quiz": 0.75}
     assert planned.tokens == 9000
-    with pytest.raises(
-        SweepError,
-        match=r"riddle.*prose, code, maths, quiz",
-    ):
-        plan_sweep(
-            str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"), {"riddle": 1.0}
-        )
+    with pytest.raises(SweepError, match=r"riddle.*prose, code, maths, quiz"):
+        planned_sweep(tmp_path, manifest=manifest, target={"riddle": 1.0})
 
 
 def test_fit_no_better_than_the_mean_suggests_nothing() -> None:
-    mixtures = [
-        {"prose": share, "code": round(1 - share, 6)}
-        for share in (0.1, 0.3, 0.5, 0.7, 0.9)
-    ]
     outcomes = [
         outcome(number, mixture, {"prose": 2 + 0.1 * (-1) ** number, "code": 1.0})
-        for number, mixture in enumerate(mixtures)
+        for number, mixture in enumerate(MIXTURES)
     ]
-    analysis = analyse(sweep(mixtures, target={"prose": 1.0, "code": 0.0}), outcomes)
+    analysis = analyse(sweep(MIXTURES, target={"prose": 1.0, "code": 0.0}), outcomes)
     assert analysis.suggestion is None
-    assert (
-        "no mixture is suggested: the leave-one-out error of the fit is"
-        in describe_suggestion(analysis)
-    )
+    assert "leave-one-out error of the fit" in describe_suggestion(analysis)
 
 
 def test_failed_mixtures_are_listed_and_different_validation_rows_are_an_error() -> (
@@ -452,62 +414,35 @@ def test_failed_mixtures_are_listed_and_different_validation_rows_are_an_error()
 ):
     mixtures = [three(1, 0, 0), three(0, 1, 0), three(0.5, 0.5, 0)]
     values = {"prose": 2.0, "code": 1.0}
+    first = outcome(0, mixtures[0], values)
     failed = TriedMixture(2, mixtures[2], TrainedGroup("m", error="too few tokens"))
-    analysis = analyse(
-        sweep(mixtures),
-        [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed],
-    )
+    tried = [first, outcome(1, mixtures[1], values), failed]
+    analysis = analyse(sweep(mixtures), tried)
     assert [failure.mixture for failure in analysis.failed] == [2]
-    assert analysis.refusal is not None
-    assert "2 mixtures are too few to fit a model" in analysis.refusal
+    assert "2 mixtures are too few to fit a model" in str(analysis.refusal)
+    other_rows = outcome(1, mixtures[1], values, rows="w")
     with pytest.raises(SweepError, match="measured on different held-out rows"):
-        analyse(
-            sweep(mixtures),
-            [
-                outcome(0, mixtures[0], values),
-                outcome(1, mixtures[1], values, rows="w"),
-            ],
-        )
+        analyse(sweep(mixtures), [first, other_rows])
 
 
 def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(
     tmp_path: Path,
 ) -> None:
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text("text")
-    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
-    manifest.write_text(MANIFEST)
-    grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
-    planned = plan_sweep(
-        str(manifest),
-        grid,
-        10,
-        2,
-        {"width": 64},
-        ["mix.validation=0.1"],
-        str(tmp_path / "store"),
-    )
+    planned = planned_sweep(tmp_path, seeds=2)
     assert planned.seeds == (5, 6)
     assert planned.target == three(0.6, 0.2, 0.2)
     with pytest.raises(SweepError, match="poetry"):
-        plan_sweep(
-            str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"), {"poetry": 1.0}
-        )
+        planned_sweep(tmp_path, target={"poetry": 1.0})
     first_proxy, second_proxy = (
         planned.open(planned.request(*place).overrides) for place in ((0, 5), (1, 6))
     )
     assert first_proxy.manifest.mix is not None
     assert first_proxy.manifest.mix.tokens == 10 * 4 * 64
     assert first_proxy.manifest.pretrain is not None
-    assert (
-        first_proxy.manifest.pretrain.steps,
-        first_proxy.manifest.pretrain.model.width,
-    ) == (10, 64)
-    assert (
-        first_proxy.plan["tokenize"].fingerprint
-        == second_proxy.plan["tokenize"].fingerprint
-        == planned.open((), "tokenize").plan["tokenize"].fingerprint
-    )
+    pretrain = first_proxy.manifest.pretrain
+    assert (pretrain.steps, pretrain.model.width) == (10, 64)
+    sessions = (first_proxy, second_proxy, planned.open((), "tokenize"))
+    assert len({each.plan["tokenize"].fingerprint for each in sessions}) == 1
     recipes = [
         {**session.plan["pretrain"].recipe} for session in (first_proxy, second_proxy)
     ]
@@ -515,23 +450,14 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(
     assert recipes[0] == recipes[1]
     mixes = [session.plan["mix"].recipe for session in (first_proxy, second_proxy)]
     assert mixes[0] != mixes[1]
-    assert (
-        suggested_text(
-            str(manifest), {"prose": 0.5, "code": 0.25, "maths": 0.25}
-        ).count("weight: 0.25")
-        == 2
-    )
+    weights = {"prose": 0.5, "code": 0.25, "maths": 0.25}
+    suggested = suggested_text(planned.manifest_file, weights)
+    assert suggested.count("weight: 0.25") == 2
 
 
 def test_proxy_plans_no_data_of_later_trainings(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.txt", "c.txt", "chats.jsonl"):
-        (tmp_path / name).write_text("text")
-    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
-    manifest.write_text(
-        MANIFEST + "sft: {data: [{path: chats.jsonl, format: messages}], steps: 3}\n"
-    )
-    grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
-    planned = plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"))
+    sft = "sft: {data: [{path: chats.jsonl, format: messages}], steps: 3}\n"
+    planned = planned_sweep(tmp_path, manifest=MANIFEST + sft)
     proxy = planned.open(planned.request(0, 5).overrides)
     assert list(proxy.plan) == ["ingest", "tokenizer", "tokenize", "mix", "pretrain"]
 
@@ -539,12 +465,8 @@ def test_proxy_plans_no_data_of_later_trainings(tmp_path: Path) -> None:
 def test_proxy_that_another_run_makes_waits_for_the_free_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in "abc":
-        (tmp_path / f"{name}.txt").write_text("text")
-    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
-    manifest.write_text(MANIFEST)
-    grid.write_text("- {prose: 1}\n- {code: 1}\n- {maths: 1}\n")
-    planned = plan_sweep(str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"))
+    grid = "- {prose: 1}\n- {code: 1}\n- {maths: 1}\n"
+    planned = planned_sweep(tmp_path, grid, seeds=2)
     requests = [planned.request(number, seed) for number in range(3) for seed in (0, 1)]
     paths = [
         planned.open(entry.overrides).folder("pretrain").path for entry in requests

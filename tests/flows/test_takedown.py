@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+from gristmill.dataprep.documents import document_id, write_table
 from gristmill.flows.questions.find_documents import find_document
 from gristmill.flows.questions.takedown import (
     TakedownError,
@@ -16,6 +16,7 @@ from gristmill.flows.questions.takedown import (
     near_duplicates,
     read_list,
 )
+from tests.dataprep.document_shards import write_shards
 
 RECORD = "#11111111-2222-3333-4444-555555555555"
 LOCATORS = [
@@ -32,33 +33,17 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     """Four documents in two shards; the last two are near-duplicates, of which the last
     one was dropped.
     """
+    documents = [("web", locator, locator) for locator in LOCATORS]
+    write_shards(tmp_path / "ingest", [documents[:2], documents[2:]])
     for shard, rows in enumerate(([0, 1], [2, 3])):
-        shard_ids = pa.array([IDS[row] for row in rows], pa.binary(16))
-        locators = [LOCATORS[row] for row in rows]
-        write_table(
-            tmp_path / "ingest" / f"part-{shard}.parquet",
-            pa.table(
-                [
-                    shard_ids,
-                    pa.array(["web", "web"]).dictionary_encode(),
-                    pa.array(locators),
-                    pa.array(locators, pa.large_string()),
-                    pa.array(["{}", "{}"]),
-                ],
-                schema=DOCUMENT_SCHEMA,
-            ),
-        )
         clusters = [IDS[2] if row > 1 else IDS[row] for row in rows]
-        write_table(
-            tmp_path / "dedup" / f"part-{shard}.parquet",
-            pa.table(
-                {
-                    "id": shard_ids,
-                    "keep": [row < 3 for row in rows],
-                    "cluster": pa.array(clusters, pa.binary(16)),
-                }
-            ),
-        )
+        columns = {
+            "id": pa.array([IDS[row] for row in rows], pa.binary(16)),
+            "keep": [row < 3 for row in rows],
+            "cluster": pa.array(clusters, pa.binary(16)),
+        }
+        path = tmp_path / "dedup" / f"part-{shard:05d}.parquet"
+        write_table(path, pa.table(columns))
     write_table(
         tmp_path / "dedup" / "clusters.parquet",
         pa.table(
@@ -82,9 +67,9 @@ def test_documents_are_found_by_id_locator_or_url_and_unmatched_names_are_return
         inputs, [IDS[3].hex().upper(), "https://a.example/x", "b.jsonl#9", "0" * 32]
     )
     assert {id_: document.shard for id_, document in documents.items()} == {
-        IDS[0]: "part-0.parquet",
-        IDS[1]: "part-0.parquet",
-        IDS[3]: "part-1.parquet",
+        IDS[0]: "part-00000.parquet",
+        IDS[1]: "part-00000.parquet",
+        IDS[3]: "part-00001.parquet",
     }
     assert missing == ["b.jsonl#9", "0" * 32]
     assert set(find_documents(inputs, [LOCATORS[0], "c.txt"])[0]) == {IDS[0], IDS[3]}
@@ -96,7 +81,7 @@ def test_documents_are_found_by_url_in_metadata(
     """Documents from rows of a file have their address in the metadata, as `trace`
     shows it.
     """
-    shard = inputs["ingest"] / "part-1.parquet"
+    shard = inputs["ingest"] / "part-00001.parquet"
     table = pq.read_table(shard)
     rows = ['{"url": "https://b.example/2"}', '{"title": "no address"}']
     write_table(
@@ -113,7 +98,7 @@ def test_documents_are_found_by_url_in_metadata(
     assert (list(documents), missing) == ([IDS[2]], ["https://b.example/3"])
     place = find_document(inputs, "https://b.example/2")
     assert place is not None
-    assert place[1:] == ("part-1.parquet", 0)
+    assert place[1:] == ("part-00001.parquet", 0)
     assert find_document(inputs, "https://b.example/3") is None
 
 

@@ -68,12 +68,9 @@ def run(*arguments: str) -> Result:
 def test_an_annotators_columns_and_drops_are_shown(folder: Path) -> None:
     report = tried(
         "./steps.py:count_word",
-        "--on",
-        "*.jsonl",
-        "--max",
-        "magic=1",
-        "--documents",
-        "30",
+        "--on=*.jsonl",
+        "--max=magic=1",
+        "--documents=30",
     )
     assert (report["kind"], report["documents"]) == ("annotate", 30)
     magic, first, is_long = (
@@ -92,21 +89,21 @@ def test_an_annotators_columns_and_drops_are_shown(folder: Path) -> None:
     assert report["dropped"]["shown"][0]["locator"] == "a.jsonl#1"
     assert report["dropped"]["shown"][0]["values"]["magic"] == 2
     assert (
-        tried("./steps.py:count_word", "--on", "a.jsonl", "--with", "word=blue")[
-            "columns"
-        ]["magic"]["max"]
+        tried("./steps.py:count_word", "--on=a.jsonl", "--with=word=blue")["columns"][
+            "magic"
+        ]["max"]
         == 1
     )
 
 
 def test_documents_are_sampled_from_several_files(folder: Path) -> None:
-    report = tried("./steps.py:count_word", "--on", "*.jsonl")
+    report = tried("./steps.py:count_word", "--on=*.jsonl")
     assert report["documents"] == 40
     assert report["on"].startswith("2 of 2 files")
 
 
 def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
-    report = tried("./steps.py:tidy", "--on", "a.jsonl", "--as", "edit")
+    report = tried("./steps.py:tidy", "--on=a.jsonl", "--as=edit")
     assert (
         report["kind"],
         report["edits"]["changed"],
@@ -132,13 +129,13 @@ def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
 def test_errors_have_file_and_line_and_nondeterminism_is_reported(
     folder: Path,
 ) -> None:
-    report = tried("./steps.py:fails", "--on", "a.jsonl")
+    report = tried("./steps.py:fails", "--on=a.jsonl")
     assert report["errors"]["total"] == 15
     assert report["errors"]["shown"][0] == {
         "locator": "a.jsonl#2",
         "error": "ZeroDivisionError: division by zero (steps.py, line 9)",
     }
-    assert "two calls" in tried("./steps.py:unsteady", "--on", "a.jsonl")["differs"]
+    assert "two calls" in tried("./steps.py:unsteady", "--on=a.jsonl")["differs"]
 
 
 @pytest.mark.slow
@@ -146,22 +143,17 @@ def test_try_reads_documents_left_by_the_steps_of_a_run(
     folder: Path,
 ) -> None:
     step = "prepare=[{annotate: {use: './steps.py:count_word', max: {magic: 1}}}]"
-    report_before = tried(
-        "./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml"
-    )
+    report_before = tried("./steps.py:count_word", "--on=lines", "--manifest=m.yaml")
     assert report_before["documents"] == 40
-    command = ["run", "m.yaml", "--until", "annotate", "--no-ui", "--set", step]
+    command = ["run", "m.yaml", "--until=annotate", "--no-ui", "--set", step]
     subprocess.run(
         [sys.executable, "-m", "gristmill", *command], check=True, capture_output=True
     )
     arguments = (
         "./steps.py:doubled",
-        "--on",
-        "lines",
-        "--manifest",
-        "m.yaml",
-        "--documents",
-        "10",
+        "--on=lines",
+        "--manifest=m.yaml",
+        "--documents=10",
         "--set",
         step,
     )
@@ -185,7 +177,7 @@ def test_output_fits_sixty_columns(
     folder: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    process = run(f"./steps.py:{name}", "--on", "a.jsonl", "--as", kind)
+    process = run(f"./steps.py:{name}", "--on=a.jsonl", "--as", kind)
     assert process.exit_code == 0, process.output
     assert max(map(len, process.stdout.splitlines())) <= 60
     assert "per second" in process.stdout
@@ -195,30 +187,30 @@ def test_output_fits_sixty_columns(
     ("arguments", "says"),
     [
         (
-            ["./steps.py:cuont_word", "--on", "a.jsonl"],
+            ["./steps.py:cuont_word", "--on=a.jsonl"],
             "steps.py defines no 'cuont_word', did you mean 'count_word'?",
         ),
-        (["./stepz.py:count_word", "--on", "a.jsonl"], "there is no file stepz.py"),
+        (["./stepz.py:count_word", "--on=a.jsonl"], "there is no file stepz.py"),
         (
-            ["https://example.org/x.py:f", "--on", "a.jsonl"],
+            ["https://example.org/x.py:f", "--on=a.jsonl"],
             "code must come from a file beside the manifest",
         ),
         (
-            ["./steps.py:wrong", "--on", "a.jsonl"],
+            ["./steps.py:wrong", "--on=a.jsonl"],
             "steps.py, line 14: wrong has the parameter 'nothing'",
         ),
-        (["./steps.py:count_word", "--on", "gone.jsonl"], "gone.jsonl does not exist"),
-        (["./steps.py:count_word", "--on", "a.jsonl", "--with", "wrd=x"], "wrd"),
+        (["./steps.py:count_word", "--on=gone.jsonl"], "gone.jsonl does not exist"),
+        (["./steps.py:count_word", "--on=a.jsonl", "--with=wrd=x"], "wrd"),
         (
-            ["./steps.py:count_word", "--on", "a.jsonl", "--max", "magic"],
+            ["./steps.py:count_word", "--on=a.jsonl", "--max=magic"],
             "--max 'magic': write --max NAME=VALUE",
         ),
         (
-            ["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"],
+            ["./steps.py:count_word", "--on=a.jsonl", "--max=text=1"],
             "'text' has another meaning for documents",
         ),
         (
-            ["./steps.py:count_word", "--on", "nowhere", "--manifest", "m.yaml"],
+            ["./steps.py:count_word", "--on=nowhere", "--manifest=m.yaml"],
             "m.yaml has no source of documents",
         ),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
@@ -107,35 +107,33 @@ def test_prompts_may_hold_line_separators_of_unicode(tmp_path: Path) -> None:
     assert read_prompts(path) == {1: {"prompt": "a\u2028b\x85c"}, 3: {"prompt": "d"}}
 
 
+def generated(
+    model: Path, prompts: str, *options: str
+) -> tuple[Result, list[dict[str, Any]]]:
+    """The result of `generate` with the lines of a file of prompts, and its answers."""
+    folder = model.parent
+    (folder / "prompts.jsonl").write_text(prompts)
+    out = folder / "out.jsonl"
+    arguments = [str(model), str(folder / "prompts.jsonl"), f"--out={out}", *options]
+    result = CliRunner().invoke(app, ["generate", *arguments])
+    return result, list(map(json.loads, out.read_text().splitlines()))
+
+
 @pytest.mark.slow
 def test_completions_depend_on_the_seed_but_not_on_folder_or_batch(
-    stage: Path, exported: Path, tmp_path: Path
+    stage: Path, exported: Path
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
     records = (
         {"id": 1, "prompt": "red"},
         {"id": 2, "messages": [{"role": "user", "content": "red blue"}]},
         {"id": 3, "prompt": "sky grass rose one two"},
     )
-    prompts.write_text("".join(json.dumps(record) + "\n" for record in records))
+    prompts = "\n".join(map(json.dumps, records))
 
     def lines(model: Path, *options: str) -> list[dict[str, Any]]:
-        out = tmp_path / "out.jsonl"
-        result = CliRunner().invoke(
-            app,
-            [
-                "generate",
-                str(model),
-                str(prompts),
-                "--max-new-tokens",
-                "12",
-                "--out",
-                str(out),
-                *options,
-            ],
-        )
+        result, answers = generated(model, prompts, "--max-new-tokens=12", *options)
         assert result.exit_code == 0, result.output
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        return answers
 
     greedy = lines(stage)
     assert [line["id"] for line in greedy] == [1, 2, 3]
@@ -145,46 +143,24 @@ def test_completions_depend_on_the_seed_but_not_on_folder_or_batch(
         for line in greedy
     )
     assert lines(exported) == greedy
-    assert lines(stage, "--batch", "2") == greedy
-    sampled = lines(stage, "--temperature", "1.5", "--seed", "3")
+    assert lines(stage, "--batch=2") == greedy
+    sampled = lines(stage, "--temperature=1.5", "--seed=3")
     assert sampled != greedy
-    assert (
-        lines(stage, "--temperature", "1.5", "--seed", "3", "--batch", "1") == sampled
-    )
+    assert lines(stage, "--temperature=1.5", "--seed=3", "--batch=1") == sampled
     text = greedy[0]["completion"]
     cut = lines(stage, "--stop", text[3:5])[0]
     assert cut["completion"] == text[: text.index(text[3:5])]
     assert cut["finish_reason"] == "stop"
 
 
-def test_long_and_refused_prompts_are_errors_of_their_lines(
-    stage: Path, tmp_path: Path
-) -> None:
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+def test_long_and_refused_prompts_are_errors_of_their_lines(stage: Path) -> None:
     good = json.dumps({"id": 1, "prompt": "red"})
-    bad = [
-        {"id": 2, "prompt": "red " * 400},
-        {"id": 3, "messages": [{"role": "user", "content": "a <|end|>"}]},
-    ]
-
-    def run(text: str) -> tuple[Any, list[dict[str, Any]]]:
-        prompts.write_text(text)
-        result = CliRunner().invoke(
-            app,
-            [
-                "generate",
-                str(stage),
-                str(prompts),
-                "--max-new-tokens",
-                "6",
-                "--out",
-                str(out),
-            ],
-        )
-        return result, [json.loads(line) for line in out.read_text().splitlines()]
-
-    alone = run(good + "\n")[1]
-    result, lines = run(f"\n{json.dumps(bad[0])}\n{good}\n{json.dumps(bad[1])}\n")
+    long = json.dumps({"id": 2, "prompt": "red " * 400})
+    messages = [{"role": "user", "content": "a <|end|>"}]
+    refused = json.dumps({"id": 3, "messages": messages})
+    _, alone = generated(stage, good, "--max-new-tokens=6")
+    prompts = f"\n{long}\n{good}\n{refused}\n"
+    result, lines = generated(stage, prompts, "--max-new-tokens=6")
     assert result.exit_code == 1
     assert "2 of 3 prompts could not be completed" in result.output
     assert "line 2: a prompt has" in " ".join(result.output.split())
@@ -222,7 +198,7 @@ def test_chat_remembers_the_conversation_until_it_is_cleared(stage: Path) -> Non
     def chat(*lines: str) -> list[str]:
         result = CliRunner().invoke(
             app,
-            ["chat", str(stage), "--max-new-tokens", "8", "--temperature", "0"],
+            ["chat", str(stage), "--max-new-tokens=8", "--temperature=0"],
             input="\n".join(lines) + "\n",
         )
         assert result.exit_code == 0, result.output

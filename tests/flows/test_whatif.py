@@ -14,12 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.documents import (
-    DOCUMENT_SCHEMA,
-    annotate,
-    document_id,
-    write_table,
-)
+from gristmill.dataprep.documents import annotate, read_table, write_table
 from gristmill.dataprep.filters import replayed_rules as filter_rules
 from gristmill.dataprep.whatif_thresholds import rules_of
 from gristmill.flows.questions.whatif import (
@@ -32,7 +27,9 @@ from gristmill.flows.questions.whatif import (
     thresholds,
 )
 from gristmill.mixtures.steps.filter import Filter
+from tests.dataprep.document_shards import write_shards
 
+COLUMNS = ["words", "mean_word_length"]
 SECTION = Filter.model_validate(
     {"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]}
 )
@@ -42,21 +39,13 @@ def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, P
     """Write outputs of a filter that measured (words, mean word length) of each
     document.
     """
-    inputs = {"ingest": folder / "ingest", "filter": folder / "filter"}
-    for number, rows in enumerate(shards):
-        texts = [f"{number} {row}" for row in range(len(rows))]
-        documents = pa.table(
-            [
-                pa.array(
-                    [document_id("web", text, text) for text in texts], pa.binary(16)
-                ),
-                pa.array(["web"] * len(rows)).dictionary_encode(),
-                pa.array(texts),
-                pa.array(texts, pa.large_string()),
-                pa.array(["{}"] * len(rows)),
-            ],
-            schema=DOCUMENT_SCHEMA,
-        )
+    names = [
+        [f"{number} {row}" for row in range(len(rows))]
+        for number, rows in enumerate(shards)
+    ]
+    documents = [[("web", name, name) for name in shard] for shard in names]
+    ingest = write_shards(folder / "ingest", documents)
+    for path, rows in zip(sorted(ingest.iterdir()), shards, strict=True):
         reasons = [
             "gopher_quality/min_words"
             if words < 50
@@ -70,21 +59,15 @@ def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, P
             "mean_word_length": pa.array([length for _, length in rows]),
         }
         judged = np.arange(len(rows))
-        name = f"part-{number:05d}.parquet"
-        write_table(inputs["ingest"] / name, documents)
-        write_table(
-            inputs["filter"] / name,
-            annotate(documents, judged, judged, reasons, measures)[0],
-        )
-    return inputs
+        table = annotate(read_table(path), judged, judged, reasons, measures)[0]
+        write_table(folder / "filter" / path.name, table)
+    return {"ingest": ingest, "filter": folder / "filter"}
 
 
 def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, Threshold]:
     """Return the thresholds of `filtered` documents by key."""
     inputs = filtered(folder, shards)
-    rules = rules_of(
-        filter_rules.rules, "filter", SECTION, ["words", "mean_word_length"]
-    )
+    rules = rules_of(filter_rules.rules, "filter", SECTION, COLUMNS)
     with (
         patch("gristmill.flows.questions.whatif._measured_inputs", return_value=inputs),
         patch(
@@ -137,11 +120,7 @@ def test_passing_samples_fail_no_other_rule(tmp_path: Path) -> None:
         {"rules": [{"gopher_quality": {"min_words": 40, "max_mean_word_length": 10.0}}]}
     )
     current_rules, looser_rules = (
-        {
-            "filter": rules_of(
-                filter_rules.rules, "filter", section, ["words", "mean_word_length"]
-            )
-        }
+        {"filter": rules_of(filter_rules.rules, "filter", section, COLUMNS)}
         for section in (SECTION, looser)
     )
     result = replay(Comparison(inputs, current_rules, looser_rules), 10, None)
@@ -160,20 +139,10 @@ def test_threshold_list_is_valid_as_settings(
         list(thresholds_by_key.values()), "gristmill whatif m.yaml --set KEY=VALUE"
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == [
-        "filter.gopher_quality.min_words=50",
-        "1",
-        "1",
-        "45:",
-        "0",
-        "55:",
-        "1",
-    ]
+    row = "filter.gopher_quality.min_words=50 1 1 45: 0 55: 1"
+    assert lines[1].split() == row.split()
     assert "filter.gopher_quality.max_mean_word_length" in "".join(lines[2:])
-    assert lines[-1].endswith(
-        "To see what another threshold keeps in the end: gristmill whatif m.yaml "
-        "--set KEY=VALUE"
-    )
+    assert lines[-1].endswith("`gristmill whatif m.yaml --set KEY=VALUE`")
 
 
 def test_idle_thresholds_are_listed_up_to_a_limit(

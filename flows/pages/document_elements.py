@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gristmill.dataprep.documents import QUARANTINE_REASON
-from gristmill.flows.browser.addresses import DOCUMENTS, address
+from gristmill.dataprep.words.snippets import pattern_of
+from gristmill.flows.pages.addresses import DOCUMENTS, address
 from gristmill.flows.pages.page_elements import (
     Entry,
     Inline,
@@ -16,7 +17,9 @@ from gristmill.flows.pages.page_elements import (
     Span,
     value_text,
 )
-from gristmill.flows.questions.search import marked
+
+MOST_LINKS = 60
+"""Rows and steps that are listed."""
 
 
 def values_note(values: Iterable[tuple[str, object]]) -> Note | None:
@@ -49,7 +52,7 @@ def verdict(kept: bool | None, step: str | None, reason: str | None) -> Inline:
     is_quarantined = reason == QUARANTINE_REASON
     badge = Span("quarantined" if is_quarantined else "dropped", "dropped")
     cause = "" if reason is None or is_quarantined else f" {reason}"
-    return [badge, f" by {step}" if step else "", ":" if step and cause else "", cause]
+    return [badge, f" by {step}" if step else "", ":" if cause else "", cause]
 
 
 def id_span(document: str) -> Span:
@@ -80,11 +83,18 @@ def document_entry(
     """
     size = f"{characters:,} characters"
     note = joined([verdict(*judged), source, size, *details, id_span(document)])
-    text = [
-        Span(piece, "hit" if is_word else "")
-        for piece, is_word in marked(excerpt, words)
-    ]
-    return Entry(Link(title, address(DOCUMENTS, document)), text, note)
+    return Entry(
+        Link(title, address(DOCUMENTS, document)), marked(excerpt, words), note
+    )
+
+
+def marked(text: str, words: Sequence[str]) -> list[Span]:
+    """Text with a mark on each of some words."""
+    spans, position = list[Span](), 0
+    for match in pattern_of(words).finditer(text):
+        spans += [Span(text[position : match.start()]), Span(match[0], "hit")]
+        position = match.end()
+    return [span for span in [*spans, Span(text[position:])] if span.text]
 
 
 def tabs(links: Mapping[str, str], current: str) -> Links:
@@ -97,7 +107,10 @@ def tabs(links: Mapping[str, str], current: str) -> Links:
 
 
 def numbered_links(
-    label: str, numbers: Sequence[int], most: int, link: Callable[[int], str]
+    label: str,
+    numbers: Sequence[int],
+    link: Callable[[int], str],
+    most: int = MOST_LINKS,
 ) -> Links:
     """Links to the first rows or steps, and the number of those left out."""
     links: list[Inline] = [Link(str(number), link(number)) for number in numbers[:most]]
