@@ -70,6 +70,8 @@ OLMOCR_FIELDS = (
 """Fields of olmOCR's output: the PDF, its pages, and their places in the text."""
 DOCLING = b'"schema_name": "DoclingDocument"'
 """In the first bytes of Docling's JSON."""
+MAGIC = {b"PAR1": "parquet", b"WARC/": "warc", b"%PDF-": "pdf"}
+"""First bytes of a file -> its format."""
 ID_NAMES = (
     OLMOCR_FIELDS[0],
     "id",
@@ -208,7 +210,12 @@ def look_at(name: str, path: str) -> Look:
             if source.format != "auto" or format_name is None:
                 raise
             continue
-        if source.format == "auto" and _is_docling(listing.files[0]):
+        first = listing.files[0]
+        if (
+            source.format == "auto"
+            and first.name.endswith(".json")
+            and DOCLING in _beginning(first)[0][:4096]
+        ):
             format_name, listing = "docling", None
     look = _look_at_files(name, path, source.format, listing.files)
     groups = files_by_format(listing.files)
@@ -234,10 +241,6 @@ def look_at(name: str, path: str) -> Look:
         formats=tuple(sorted(formats, key=lambda entry: (-entry[2], entry[0]))),
         ignored=listing.ignored,
     )
-
-
-def _is_docling(file: SourceFile) -> bool:
-    return file.name.endswith(".json") and DOCLING in _beginning(file)[0][:4096]
 
 
 def files_by_format(files: Sequence[SourceFile]) -> dict[str, list[SourceFile]]:
@@ -375,12 +378,9 @@ def sniff(entries: Sequence[Found]) -> str | None:
     first = min(entries, key=lambda item: item.name)
     compression = split_compression(first.name)[1]
     start = _read_beginning(first.location, compression, SAMPLE_BYTES)[0][:4096]
-    if start.startswith(b"PAR1"):
-        return "parquet"
-    if start.startswith(b"WARC/"):
-        return "warc"
-    if start.startswith(b"%PDF-"):
-        return "pdf"
+    for magic, format_name in MAGIC.items():
+        if start.startswith(magic):
+            return format_name
     if DOCLING in start:
         return "docling"
     try:

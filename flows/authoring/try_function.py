@@ -50,6 +50,7 @@ from gristmill.dataprep.user_code.own_documents import (
     read_judged_columns,
 )
 from gristmill.dataprep.user_code.time_limits import TimeLimit
+from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.mixtures.schema.sources import INGEST, Ingest, Source
 from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
 from gristmill.mixtures.yaml_text import unknown_name
@@ -125,16 +126,7 @@ def take_sample(
 
 
 def _sample_of_run(session: Session, source: str) -> Sample:
-    ingested = session.committed(INGEST)
-    assert ingested is not None
-    inputs = {INGEST: ingested.data}
-    for name, node in session.plan.items():
-        if node.stage.step is None:
-            continue
-        output = session.committed(name)
-        if output is None:
-            break  # steps after one that has not run saw other documents
-        inputs[name] = output.data
+    inputs = committed_corpus(session).inputs
     shards = [
         shard
         for shard in shard_names(inputs[INGEST])

@@ -32,6 +32,7 @@ from gristmill.flows.pages.addresses import (
 from gristmill.flows.pages.document_elements import (
     document_entry,
     listing_of,
+    verdict,
 )
 from gristmill.flows.pages.page_elements import (
     ByName,
@@ -44,6 +45,7 @@ from gristmill.flows.pages.page_elements import (
     Links,
     Note,
     Page,
+    Span,
     page_of,
     value_text,
 )
@@ -159,16 +161,13 @@ def _entries(inputs: ByName[Path], shard: str, hits: Sequence[Hit]) -> list[Entr
         judged = {name: value for name, value in hit.judged.items() if name != "text"}
         source, kept, step, reason = (judged.pop(name) for name in JUDGED)
         details = [f"{name} {value_text(value)}" for name, value in judged.items()]
+        size = f"{len(text):,} characters"
         entries.append(
             document_entry(
                 document["id"].hex(),
                 document["locator"],
-                (kept, step, reason),
-                source,
-                len(text),
-                snippet(text, []),
-                [],
-                details,
+                [verdict(kept, step, reason), source, size, *details],
+                [Span(snippet(text, []))],
             )
         )
     return entries

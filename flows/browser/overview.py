@@ -98,12 +98,16 @@ def navigation(run: BrowsedRun) -> list[Link]:
     links += [Link(name, address(DOCUMENTS, corpus=name)) for name in corpora]
     if DOCUMENTS in corpora:
         links += [Link("search", address("search")), Link("cuts", address("cuts"))]
-    for step in steps_with_domains(run)[:1]:
-        links.append(Link("domains", address("domains", step)))
+    listings = {
+        "domains": steps_with_domains(run),
+        "rows": run.packed_sets(),
+        "training": trainings(run),
+    }
+    links += [
+        Link(name, address(name, stages[0]))
+        for name, stages in listings.items()
+        if stages
+    ]
     for corpus, step in steps_with_clusters(run)[:1]:
         links.append(Link("duplicates", address("duplicates", step, corpus=corpus)))
-    for stage in run.packed_sets()[:1]:
-        links.append(Link("rows", address("rows", stage)))
-    for stage in trainings(run)[:1]:
-        links.append(Link("training", address("training", stage)))
     return links

@@ -41,6 +41,7 @@ from gristmill.flows.pages.page_elements import (
     page_of,
     table,
 )
+from gristmill.flows.questions.trace import describe_reading
 from gristmill.flows.questions.training_reads import TraceError, reading_of
 from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.train.data.preference_rows import EXAMPLES
@@ -274,10 +275,6 @@ def _reads(run: BrowsedRun, stage: str, row: int) -> Links:
     for name, node in run.session.plan.items():
         if node.stage.row_kind == "documents" and stage in node.inputs:
             with suppress(TraceError):
-                reading = reading_of(run.session, name)
-                done = reading.steps_done()
-                links += [
-                    step_link(name, step, reading.use(step, done))
-                    for step in reading.steps_that_read(np.array([row], dtype=np.int64))
-                ]
+                steps, _ = describe_reading(reading_of(run.session, name), [row])
+                links += [step_link(name, step.step, step.use) for step in steps]
     return Links(links, "Steps:")

@@ -61,31 +61,11 @@ def id_span(document: str) -> Span:
 
 
 def document_entry(
-    document: str,
-    title: str,
-    judged: tuple[bool | None, str | None, str | None],
-    source: str,
-    characters: int,
-    excerpt: str,
-    words: Sequence[str],
-    details: Sequence[str],
+    document: str, title: str, facts: Iterable[Inline], text: Inline = ""
 ) -> Entry:
-    """A listed document.
-
-    Args:
-        document: its id.
-        title: its locator or address.
-        judged: whether it was kept, the step that dropped it, and the reason.
-        source, characters: of the document.
-        excerpt: of its text.
-        words: of the search, which are marked.
-        details: further facts.
-    """
-    size = f"{characters:,} characters"
-    note = joined([verdict(*judged), source, size, *details, id_span(document)])
-    return Entry(
-        Link(title, address(DOCUMENTS, document)), marked(excerpt, words), note
-    )
+    """A listed document: its id, its locator or address, facts, and an excerpt."""
+    note = joined([*facts, id_span(document)])
+    return Entry(Link(title, address(DOCUMENTS, document)), text, note)
 
 
 def marked(text: str, words: Sequence[str]) -> list[Span]:

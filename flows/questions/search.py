@@ -30,8 +30,13 @@ from gristmill.dataprep.semantic.vector_jobs import VECTORS
 from gristmill.dataprep.semantic.vector_search import Near, nearest
 from gristmill.dataprep.words.bm25_scan import search_words, terms_of
 from gristmill.dataprep.words.snippets import snippet
-from gristmill.flows.pages.document_elements import document_entry, listing_of
-from gristmill.flows.pages.page_elements import Entry, Parts
+from gristmill.flows.pages.document_elements import (
+    document_entry,
+    listing_of,
+    marked,
+    verdict,
+)
+from gristmill.flows.pages.page_elements import Entry, Inline, Parts
 from gristmill.flows.pages.terminal_pages import Answer
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.questions.threshold_samples import by_shard
@@ -100,26 +105,19 @@ class SearchHit:
 
     def entry(self, words: Sequence[str]) -> Entry:
         """Return the document as an entry of a list, with marks on some words."""
-        ranks = []
-        if self.meaning:
-            meaning = self.meaning
-            ranks.append(
-                f"cosine {meaning.cosine:.3f} (number {meaning.rank} by meaning)"
-            )
-        if self.words:
-            ranks.append(
-                f"BM25 {self.words.bm25:.2f} (number {self.words.rank} by words)"
-            )
-        return document_entry(
-            self.id,
-            self.url or self.locator,
-            (self.kept, self.dropped_by, self.reason),
+        facts: list[Inline] = [
+            verdict(self.kept, self.dropped_by, self.reason),
             self.source,
-            self.characters,
-            self.snippet,
-            words,
-            ranks,
-        )
+            f"{self.characters:,} characters",
+        ]
+        if self.meaning:
+            rank, cosine = self.meaning.rank, self.meaning.cosine
+            facts.append(f"cosine {cosine:.3f} (number {rank} by meaning)")
+        if self.words:
+            rank, bm25 = self.words.rank, self.words.bm25
+            facts.append(f"BM25 {bm25:.2f} (number {rank} by words)")
+        text = marked(self.snippet, words)
+        return document_entry(self.id, self.url or self.locator, facts, text)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Literal
 
-from gristmill.flows.pages.addresses import DOCUMENTS, address
+from gristmill.flows.pages.addresses import address
 from gristmill.flows.pages.document_elements import (
+    document_entry,
     example_link,
-    id_span,
-    joined,
     numbered_links,
 )
 from gristmill.flows.pages.page_elements import (
@@ -159,16 +158,14 @@ class StepTrace(Answer):
 
 
 def _document_entry(document: RowDocument) -> Entry:
-    """A document of a step: its address, tokens, source, id and measured values."""
-    facts: list[Inline] = [f"{document.tokens:,} tokens", document.source]
-    facts.append(id_span(document.id))
+    """A document of a step: its address, tokens, source, measured values and id."""
+    facts = [f"{document.tokens:,} tokens", document.source]
     for name, value in document.quality.items():
         facts.append(f"{name} {value_text(value)}")
     facts += [document.language] if document.language else []
     if document.cluster_size:
         facts.append(f"{document.cluster_size - 1} duplicates")
-    link = Link(document.address, address(DOCUMENTS, document.id))
-    return Entry(link, "", joined(facts))
+    return document_entry(document.id, document.address, facts)
 
 
 def _prompts(answers: Sequence[AnswerRow]) -> list[Parts]:
@@ -333,8 +330,7 @@ class TextPlace(TracedDocument):
             uses = " and ".join(sorted({step.use for step in self.steps}))
             readers = f"{self.steps[0].stage} steps {numbers} {uses} it"
         place = f"row {self.row} from token {self.start}"
-        note = joined([self.source, id_span(self.id), place, readers])
-        return Entry(Link(self.address, address(DOCUMENTS, self.id)), "", note)
+        return document_entry(self.id, self.address, [self.source, place, readers])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from functools import partial
 
 import numpy as np
 
-from gristmill.flows.sweeps.grid import SweepError, Weights, normalised
+from gristmill.flows.sweeps.grid import Weights, normalised
 from gristmill.flows.sweeps.proxies import Proxy, Sweep, TriedMixture
 
 MOST_FOLDS = 16
@@ -361,11 +361,7 @@ def analyse(sweep: Sweep, tried: Sequence[TriedMixture]) -> SweepResults:
     Args:
         sweep: the sweep.
         tried: mixtures of `proxies.train_mixtures` and of `run_tables.read_runs`.
-
-    Raises:
-        SweepError: the mixtures were measured on different held-out rows.
     """
-    _check_equal_rows(tried)
     mixtures = [
         _measured(entry, sweep.target) for entry in tried if entry.trained.error is None
     ]
@@ -418,21 +414,6 @@ def analyse(sweep: Sweep, tried: Sequence[TriedMixture]) -> SweepResults:
         limits,
         combined,
     )
-
-
-def _check_equal_rows(tried: Sequence[TriedMixture]) -> None:
-    # Nothing is known of the rows of runs that were measured elsewhere.
-    checksums = {
-        tuple(sorted((name, entry["sha256"]) for name, entry in held_out.items()))
-        for mixture in tried
-        if (held_out := mixture.trained.packed.get("validation"))
-    }
-    if len(checksums) > 1:
-        raise SweepError(
-            "the mixtures were measured on different held-out rows, so their losses "
-            "cannot be compared; held-out rows never depend on the weights, so this is "
-            "a bug: please report it"
-        )
 
 
 def _measured(tried: TriedMixture, target: Weights) -> MeasuredMixture:

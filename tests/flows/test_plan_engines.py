@@ -29,7 +29,7 @@ def test_plan_compares_clusters_with_the_workers_of_the_manifest(
     demo = str(ROOT / "mixtures" / "demo.yaml")
     workers = "--set=engine.workers=3"
     outcome = CliRunner().invoke(
-        app, ["plan", demo, f"--store={tmp_path}", "--json", "--engines", *workers]
+        app, ["plan", demo, f"--store={tmp_path}", "--json", "--engines", workers]
     )
     plans = {plan["engine"]: plan for plan in json.loads(outcome.stdout)}
     assert list(plans["local"]["hours"]) == ["3"]

@@ -59,7 +59,7 @@ def test_step_prints_what_is_known_of_its_documents(capsys):
         "checkpoints at 9 know them.",
     ]
     assert lines[3] == "http://a/"
-    facts = "128 tokens · web · ffffffffffffffff · q 0.5 · 2 duplicates"
+    facts = "128 tokens · web · q 0.5 · 2 duplicates · ffffffffffffffff"
     assert " ".join(lines[4:]) == facts
 
 
