@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, DTypeLike
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -19,6 +19,30 @@ Column: TypeAlias = pa.Array | pa.ChunkedArray
 def offsets_of(sizes: ArrayLike) -> np.ndarray:
     """Offsets of n consecutive parts and of their end: int64 of shape (n + 1,)."""
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+def binary_rows(numbers: np.ndarray) -> pa.Array:
+    """Fixed-size binary values from rows of numbers."""
+    numbers = np.ascontiguousarray(numbers)
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(numbers.itemsize * numbers.shape[1]),
+        len(numbers),
+        [None, pa.py_buffer(numbers)],
+    )
+
+
+def binary_numbers(values: Column, kind: DTypeLike = np.uint64) -> np.ndarray:
+    """Rows of numbers from fixed-size binary values: shape (n, w)."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    size = values.type.byte_width
+    width = size // np.dtype(kind).itemsize
+    if not len(values):
+        return np.empty((0, width), kind)
+    flat = np.frombuffer(
+        values.buffers()[1], kind, len(values) * width, offset=size * values.offset
+    )
+    return flat.reshape(-1, width)
 
 
 def hex_ids(ids: Column) -> pa.Array:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import binary_numbers
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import (
@@ -104,13 +105,9 @@ class JudgedTexts(Shard):
 
     def ids(self) -> tuple[np.ndarray, np.ndarray]:
         """Ids of the readable texts as two uint64 each, which sort like the bytes."""
-        ids = self.documents["id"].take(self.good).combine_chunks()
-        halves = (
-            np.frombuffer(b"".join(ids.to_pylist()), ">u8")
-            .astype(np.uint64)
-            .reshape(-1, 2)
-        )
-        return halves[:, 0].copy(), halves[:, 1].copy()
+        words = binary_numbers(self.documents["id"].take(self.good), ">u8")
+        high, low = words.T.astype(np.uint64, order="C")
+        return high, low
 
     def passage(self, text: int, begin: int, end: int) -> str:
         """Bytes `begin` up to `end` of a readable text."""

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.arrays import Column
-from gristmill.dataprep.documents import ID_BYTES
+from gristmill.core.arrays import Column, binary_numbers, binary_rows
 from gristmill.dataprep.text.hashing import splitmix64
 from gristmill.dataprep.text.kernels import kernel
 
@@ -25,15 +24,7 @@ def id_words(ids: Column) -> np.ndarray:
     """Document ids as numbers: uint64 of shape (n, 2), in the same order as the
     bytes.
     """
-    column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-    raw = (
-        np.frombuffer(column.buffers()[1], np.uint8)
-        if len(column)
-        else np.empty(0, np.uint8)
-    )
-    start = column.offset * ID_BYTES
-    words = raw[start : start + len(column) * ID_BYTES].view(">u8").reshape(-1, 2)
-    return words.astype(np.uint64)
+    return binary_numbers(ids, ">u8").astype(np.uint64)
 
 
 def words_of(columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -43,10 +34,7 @@ def words_of(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def word_ids(words: np.ndarray) -> pa.Array:
     """Document ids from `id_words`."""
-    raw = pa.py_buffer(np.ascontiguousarray(words.astype(">u8")))
-    return pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(ID_BYTES), len(words), [None, raw]
-    )
+    return binary_rows(words.astype(">u8"))
 
 
 def leading(values: np.ndarray, bits: int) -> np.ndarray:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.core.arrays import binary_numbers
 from gristmill.core.files import (
     as_path,
     atomic_write,
@@ -32,10 +33,7 @@ from gristmill.core.files import (
     read_json,
     write_json,
 )
-from gristmill.dataprep.dedup.sketches import (
-    binary_numbers,
-    read_sketches,
-)
+from gristmill.dataprep.dedup.sketches import read_sketches
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import (
     ID_BYTES,

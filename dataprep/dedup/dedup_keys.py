@@ -7,7 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.dedup.sketches import Sketches, binary_numbers
+from gristmill.core.arrays import binary_numbers
+from gristmill.dataprep.dedup.sketches import Sketches
 from gristmill.mixtures.steps.dedup import Dedup
 
 BYTES_PER_KEY = 32

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.arrays import Column
+from gristmill.core.arrays import binary_numbers, binary_rows
 from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.dedup.minhash import band_keys, signatures
@@ -291,27 +291,3 @@ def digest_urls(documents: pa.Table) -> bytes:
         ).digest()
         for url in urls
     )
-
-
-def binary_rows(numbers: np.ndarray) -> pa.Array:
-    """Fixed-size binary values from rows of numbers."""
-    numbers = np.ascontiguousarray(numbers)
-    return pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(numbers.itemsize * numbers.shape[1]),
-        len(numbers),
-        [None, pa.py_buffer(numbers)],
-    )
-
-
-def binary_numbers(values: Column, kind: type[np.generic] = np.uint64) -> np.ndarray:
-    """Rows of numbers from fixed-size binary values, in native byte order: shape
-    (n, w).
-    """
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    size = values.type.byte_width
-    width = size // np.dtype(kind).itemsize
-    flat = np.frombuffer(
-        values.buffers()[1], kind, len(values) * width, offset=size * values.offset
-    )
-    return flat.reshape(-1, width)

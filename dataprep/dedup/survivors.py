@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typing_extensions import TypedDict
 
+from gristmill.core.arrays import binary_numbers
 from gristmill.core.files import atomic_write
 from gristmill.dataprep.conservation import add_counts
 from gristmill.dataprep.dedup.candidate_pairs import (
@@ -48,7 +49,6 @@ from gristmill.dataprep.dedup.repeats import Cluster, Clusters
 from gristmill.dataprep.dedup.sketches import (
     SKETCH_COLUMNS,
     Source,
-    binary_numbers,
     load_columns,
     read_sketches,
 )

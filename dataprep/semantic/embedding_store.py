@@ -8,13 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.arrays import Column
+from gristmill.core.arrays import Column, binary_numbers, binary_rows
 from gristmill.dataprep.annotate_batches import Columns, measure_texts
-from gristmill.dataprep.dedup.sketches import (
-    binary_numbers,
-    binary_rows,
-    describe_seen,
-)
+from gristmill.dataprep.dedup.sketches import describe_seen
 from gristmill.dataprep.documents import Inputs, read_shard
 from gristmill.dataprep.encoders.document_scores import ReadCounts, count_read
 from gristmill.dataprep.encoders.embeddings import Embedder, load_embedder

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import binary_numbers
 from gristmill.core.files import array_bytes, write_bytes
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.conservation import Counts
-from gristmill.dataprep.dedup.sketches import binary_numbers
 from gristmill.dataprep.document_numbers import Numbering, number_documents
 from gristmill.dataprep.documents import (
     Inputs,
@@ -114,7 +114,7 @@ def embed(
     paths = [vectors_path(plan, task.name), seen_path(plan, task.name)]
     write_rows(paths[0], batch)
     write_rows(paths[1], sizes_and_errors)
-    beginnings = binary_numbers(batch["id"]).view(">u8")[:, 0].astype(np.uint64)
+    beginnings = binary_numbers(batch["id"], ">u8")[:, 0].astype(np.uint64)
     drawn = pa.array(
         draw(beginnings, section.seed, plan.sample, plan.numbering.num_new)
     )

@@ -305,9 +305,10 @@ def find_duplicates(texts: pa.Array) -> Duplicates:
     """Count the texts that `dedup` would drop with default settings: copies, and
     near-duplicates of longer texts.
     """
+    from gristmill.core.arrays import binary_numbers
     from gristmill.dataprep.dedup.candidate_pairs import candidate_pairs
     from gristmill.dataprep.dedup.shingles import shingle_sets, similarities
-    from gristmill.dataprep.dedup.sketches import binary_numbers, sketch_texts
+    from gristmill.dataprep.dedup.sketches import sketch_texts
 
     section = MinHash()
     distinct = texts.unique()
