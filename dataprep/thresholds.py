@@ -12,12 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast
 
 import numpy as np
 from pydantic import BaseModel
 
-from gristmill.dataprep.conservation import RuleCounts
+from gristmill.dataprep.conservation import (
+    ANY_EDGES,
+    Counted,
+    Counts,
+    Histograms,
+    RuleCounts,
+    add_counts,
+    balance,
+    fit_histograms,
+    histogram,
+)
 from gristmill.mixtures.base import Judging
 
 Side = Literal["min", "max"]
@@ -108,3 +119,53 @@ def count_failures(failed: Columns) -> RuleCounts:
         }
         for rule, mask in failed.items()
     }
+
+
+class MeasuredShard(Counted):
+    """Result of measuring the documents of a shard."""
+
+    rules: RuleCounts
+    histograms: Histograms
+
+
+@dataclass(frozen=True)
+class MeasuredSummary:
+    """Summary of measurements.
+
+    Attributes:
+        counts: documents by outcome.
+        rules: threshold -> documents that fail it (`failing`), and only it (`only`).
+        histograms: of each numeric column.
+    """
+
+    counts: Counts
+    rules: RuleCounts
+    histograms: Histograms
+
+
+def measured_shard(counts: Counts, failed: Columns, numbers: Columns) -> MeasuredShard:
+    """Result of a shard from the failed rules (see `failures`) and the numeric columns
+    of its documents.
+    """
+    return {
+        "counts": counts,
+        "rules": count_failures(failed),
+        "histograms": {
+            name: histogram(values, ANY_EDGES) for name, values in numbers.items()
+        },
+    }
+
+
+def summarize(
+    results: Sequence[MeasuredShard], max_quarantined: float, stage: str, out: Path
+) -> MeasuredSummary:
+    """Summary of all shards, whose annotations are in `out`.
+
+    Raises:
+        ConservationError, QuarantineError: see `balance`.
+    """
+    return MeasuredSummary(
+        balance(results, max_quarantined, stage, errors=out),
+        add_counts(result["rules"] for result in results),
+        fit_histograms(result["histograms"] for result in results),
+    )

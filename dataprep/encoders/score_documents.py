@@ -13,17 +13,6 @@ import pyarrow as pa
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import Columns, Measure, measure_texts
-from gristmill.dataprep.conservation import (
-    ANY_EDGES,
-    Counted,
-    Counts,
-    Histograms,
-    RuleCounts,
-    add_counts,
-    balance,
-    fit_histograms,
-    histogram,
-)
 from gristmill.dataprep.documents import Inputs, read_shard
 from gristmill.dataprep.encoders.document_scores import (
     Announced,
@@ -51,10 +40,13 @@ from gristmill.dataprep.runners.tasks import (
     shard_tasks,
 )
 from gristmill.dataprep.thresholds import (
+    MeasuredShard,
+    MeasuredSummary,
     bounds_of,
-    count_failures,
     failures,
     first_failures,
+    measured_shard,
+    summarize,
 )
 from gristmill.mixtures.schema.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
@@ -65,27 +57,19 @@ READ = ("(tokens)", "(windows)", "(whole)")
 
 
 @dataclass(frozen=True)
-class ScoreSummary:
+class ScoreSummary(MeasuredSummary):
     """Summary of the scores.
 
     Attributes:
-        counts: documents by outcome.
-        rules: threshold -> documents that fail it (`failing`), and only it (`only`).
-        histograms: of each numeric column.
         reader: the model, and the amount of text that it read.
     """
 
-    counts: Counts
-    rules: RuleCounts
-    histograms: Histograms
     reader: Reader
 
 
-class ScoredShard(Counted):
+class ScoredShard(MeasuredShard):
     """Result of scoring a shard."""
 
-    rules: RuleCounts
-    histograms: Histograms
     read: ReadCounts
 
 
@@ -108,12 +92,9 @@ def run(inputs: Inputs, section: Annotate, out: Path, context: Context) -> Score
         partial(score_shard, inputs=inputs, section=section, sha256=sha256, out=out),
         context,
     )
-    return ScoreSummary(
-        balance(results, section.max_quarantined, context.stage, errors=out),
-        add_counts(result["rules"] for result in results),
-        fit_histograms(result["histograms"] for result in results),
-        describe_reader(model, sha256, [result["read"] for result in results]),
-    )
+    measured = summarize(results, section.max_quarantined, context.stage, out)
+    reader = describe_reader(model, sha256, [result["read"] for result in results])
+    return ScoreSummary(**vars(measured), reader=reader)
 
 
 def _model(section: Annotate) -> ScoringModel:
@@ -161,11 +142,7 @@ def score_shard(
     return Done(
         [out / task.name],
         {
-            "counts": counts,
-            "rules": count_failures(failed),
-            "histograms": {
-                name: histogram(values, ANY_EDGES) for name, values in numbers.items()
-            },
+            **measured_shard(counts, failed, numbers),
             "read": count_read(*(measured[name] for name in READ)),
         },
     )

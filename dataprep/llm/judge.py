@@ -21,17 +21,6 @@ import pyarrow as pa
 
 from gristmill.core.files import canonical_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import (
-    ANY_EDGES,
-    Counted,
-    Counts,
-    Histograms,
-    RuleCounts,
-    add_counts,
-    balance,
-    fit_histograms,
-    histogram,
-)
 from gristmill.dataprep.documents import Inputs, as_numbers
 from gristmill.dataprep.llm.batch_requests import (
     ShardPrompts,
@@ -42,7 +31,14 @@ from gristmill.dataprep.llm.prompt_templates import PromptTemplate, question_tem
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.llm.request_counts import RequestCounts
 from gristmill.dataprep.runners.tasks import Done, ShardTask, shard_tasks
-from gristmill.dataprep.thresholds import count_failures, failures, first_failures
+from gristmill.dataprep.thresholds import (
+    MeasuredShard,
+    MeasuredSummary,
+    failures,
+    first_failures,
+    measured_shard,
+    summarize,
+)
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.judge import PREFIX, Judge, Question
@@ -61,30 +57,22 @@ ARROW = {
 
 
 @dataclass(frozen=True)
-class JudgeSummary:
+class JudgeSummary(MeasuredSummary):
     """Summary of the answers.
 
     Attributes:
-        counts: documents by outcome.
-        rules: threshold -> documents that fail it (`failing`), and only it (`only`).
-        histograms: of each numeric answer.
         asked: requests and costs; empty if all answers were received before.
         unusable: documents without a usable answer.
     """
 
-    counts: Counts
-    rules: RuleCounts
-    histograms: Histograms
     asked: Sequence[RequestCounts]
     unusable: int
 
 
-class JudgedShard(Counted):
+class JudgedShard(MeasuredShard):
     """Result of judging a shard."""
 
-    rules: RuleCounts
     unusable: int
-    histograms: Histograms
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSummary:
@@ -117,13 +105,8 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> JudgeSum
         context.warn(
             f"{unusable:,} documents have no usable answer, and pass (`unusable: pass`)"
         )
-    return JudgeSummary(
-        balance(results, section.max_quarantined, context.stage, errors=out),
-        add_counts(result["rules"] for result in results),
-        fit_histograms(result["histograms"] for result in results),
-        tallies,
-        unusable,
-    )
+    measured = summarize(results, section.max_quarantined, context.stage, out)
+    return JudgeSummary(**vars(measured), asked=tallies, unusable=unusable)
 
 
 def read_prompts(
@@ -188,15 +171,11 @@ def _write(
     reasons = first_failures(failed, len(errors))
     read = shard_prompts.read
     counts = read.write(out / task.name, reasons, columns, errors)
-    result = JudgedShard(
-        counts=counts,
-        rules=count_failures(failed),
-        unusable=len(problems) - problems.count(None),
-        histograms={
-            name: histogram(values, ANY_EDGES) for name, values in numbers.items()
-        },
+    unusable = len(problems) - problems.count(None)
+    return Done(
+        [out / task.name],
+        {**measured_shard(counts, failed, numbers), "unusable": unusable},
     )
-    return Done([out / task.name], result)
 
 
 def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:

@@ -24,16 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import (
-    ANY_EDGES,
-    Counts,
-    Histograms,
-    RuleCounts,
-    add_counts,
-    balance,
-    fit_histograms,
-    histogram,
-)
 from gristmill.dataprep.documents import (
     Inputs,
     Remarks,
@@ -50,10 +40,13 @@ from gristmill.dataprep.runners.tasks import (
 )
 from gristmill.dataprep.thresholds import (
     Columns,
+    MeasuredShard,
+    MeasuredSummary,
     bounds_of,
-    count_failures,
     failures,
     first_failures,
+    measured_shard,
+    summarize,
 )
 from gristmill.dataprep.user_code.own_documents import (
     BATCH_ROWS,
@@ -99,29 +92,21 @@ rounded differently.
 
 
 @dataclasses.dataclass(frozen=True)
-class AnnotateSummary:
+class AnnotateSummary(MeasuredSummary):
     """Summary of a user's measurements.
 
     Attributes:
-        counts: documents by outcome.
-        rules: threshold -> documents that fail it (`failing`), and only it (`only`).
-        histograms: of each numeric column.
         code: description of the code.
         differs: different results of two calls, if any.
     """
 
-    counts: Counts
-    rules: RuleCounts
-    histograms: Histograms
     code: str
     differs: str | None = None
 
 
-class AnnotatedShard(OwnShard):
+class AnnotatedShard(OwnShard, MeasuredShard):
     """Result of measuring a shard."""
 
-    rules: RuleCounts
-    histograms: Histograms
     types: dict[str, str]
     """Arrow type by column."""
 
@@ -179,12 +164,11 @@ def run(
         partial(cast_shard, types=final_types, out=out),
         context,
     )
+    measured = summarize(results, section.max_quarantined, context.stage, out)
     return AnnotateSummary(
-        balance(results, section.max_quarantined, context.stage, errors=out),
-        add_counts(result["rules"] for result in results),
-        fit_histograms(result["histograms"] for result in results),
-        section.use.describe(),
-        warn_of_difference(section, results, context),
+        **vars(measured),
+        code=section.use.describe(),
+        differs=warn_of_difference(section, results, context),
     )
 
 
@@ -215,12 +199,8 @@ def annotate_shard(
     return Done(
         [out / task.name],
         {
-            "counts": counts,
-            "rules": count_failures(failed),
+            **measured_shard(counts, failed, numbers),
             "differs": differs,
-            "histograms": {
-                name: histogram(values, ANY_EDGES) for name, values in numbers.items()
-            },
             "types": {
                 name: str(values.type) for name, values in measured.columns.items()
             },
