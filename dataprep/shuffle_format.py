@@ -59,8 +59,7 @@ def group_sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def ranges(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Concatenated ranges from each begin to its end."""
     sizes = ends - begins
-    before = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return np.arange(len(before)) - before + np.repeat(begins, sizes)
+    return np.arange(sizes.sum()) + np.repeat(begins + sizes - np.cumsum(sizes), sizes)
 
 
 def find_pairs(

@@ -16,14 +16,14 @@ documents, bytes and SHA-256.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypedDict, cast
+from typing import IO, Any, TypedDict, cast
 
 import numpy as np
 import orjson
@@ -33,7 +33,6 @@ import pyarrow.parquet as pq
 
 from gristmill.core.files import (
     array_bytes,
-    atomic_write,
     write_bytes,
     write_json,
     write_text,
@@ -50,6 +49,7 @@ from gristmill.dataprep.exporting.dataset_card import (
     FunnelStep,
     cards,
 )
+from gristmill.dataprep.exporting.hashed_files import HashedSink, hashed_write
 from gristmill.dataprep.licences.shares import (
     SIZES,
     LicenceShare,
@@ -390,39 +390,19 @@ def _write_file(
             yield piece
 
     write = _write_parquet if ending == ".parquet" else _write_json_lines
-    with atomic_write(path) as sink:
-        hashed = _HashingSink(sink)
-        write(hashed, schema, counted())
+    checksums: dict[str, str] = {}
+    with hashed_write(path, checksums) as sink:
+        write(sink, schema, counted())
     return ExportedFile(
         documents=documents,
         text_bytes=text_bytes,
-        bytes=hashed.size,
-        sha256=hashed.digest.hexdigest(),
+        bytes=sink.size,
+        sha256=checksums[path.name],
     )
 
 
-class _HashingSink(io.RawIOBase):
-    """Stream that passes bytes to a file and keeps their size and checksum."""
-
-    def __init__(self, sink: BinaryIO) -> None:
-        self._sink, self.digest, self.size = sink, hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        content = bytes(data)
-        self.digest.update(content)
-        self._sink.write(content)
-        self.size += len(content)
-        return len(content)
-
-    def tell(self) -> int:
-        return self.size
-
-
 def _write_parquet(
-    sink: _HashingSink, schema: pa.Schema, pieces: Iterable[pa.Table]
+    sink: HashedSink, schema: pa.Schema, pieces: Iterable[pa.Table]
 ) -> None:
     with pq.ParquetWriter(
         sink,
@@ -432,22 +412,19 @@ def _write_parquet(
         write_page_index=True,
     ) as writer:
         pending: list[pa.Table] = []
-        for piece in pieces:
-            pending.append(piece)
-            if sum(table.nbytes for table in pending) >= ROW_GROUP_BYTES:
-                _write_row_group(writer, pending)
-                pending = []
-        if pending:
-            _write_row_group(writer, pending)
-
-
-def _write_row_group(writer: pq.ParquetWriter, tables: Sequence[pa.Table]) -> None:
-    group = pa.concat_tables(tables)
-    writer.write_table(group, row_group_size=max(len(group), 1))
+        size = 0
+        for piece in chain(pieces, [None]):
+            if pending and (piece is None or size >= ROW_GROUP_BYTES):
+                group = pa.concat_tables(pending)
+                writer.write_table(group, row_group_size=len(group))
+                pending, size = [], 0
+            if piece is not None:
+                pending.append(piece)
+                size += piece.nbytes
 
 
 def _write_json_lines(
-    sink: _HashingSink, schema: pa.Schema, pieces: Iterable[pa.Table]
+    sink: HashedSink, schema: pa.Schema, pieces: Iterable[pa.Table]
 ) -> None:
     import zstandard
 

@@ -36,11 +36,11 @@ from gristmill.core.files import (
     write_text,
 )
 from gristmill.dataprep.documents import ID_BYTES
+from gristmill.dataprep.exporting.hashed_files import HashedSink, hashed_write
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.exporting import formats
 from gristmill.tokenize.exporting.exported_rows import Scratch, Split
 from gristmill.tokenize.exporting.formats import readme
-from gristmill.tokenize.exporting.hashed_files import HashedSink, hashed_write
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
 

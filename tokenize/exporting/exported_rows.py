@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.core.files import reserve
+from gristmill.dataprep.shuffle_format import ranges
 from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.packed import OpenShard
 from gristmill.tokenize.packed_files import (
@@ -149,9 +150,5 @@ class Scratch:
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """Pieces (PIECE) of rows, in the requested order."""
-        begin = np.asarray(self.first[rows])
-        counts = self.first[rows + 1] - begin
-        index = np.arange(counts.sum()) + np.repeat(
-            begin - (np.cumsum(counts) - counts), counts
-        )
-        return np.asarray(self.pieces[index])
+        begins, ends = np.asarray(self.first[[rows, rows + 1]])
+        return np.asarray(self.pieces[ranges(begins, ends)])

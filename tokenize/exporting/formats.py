@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from gristmill.core.arrays import offsets_of
-from gristmill.tokenize.exporting.hashed_files import HashedSink
+from gristmill.dataprep.exporting.hashed_files import HashedSink
 from gristmill.tokenize.packed_files import TokenizerEntry
 
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1

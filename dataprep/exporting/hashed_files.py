@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gristmill.core.files import atomic_write
 
@@ -16,9 +17,11 @@ MOST_WAITING = 4
 """Maximum number of writes waiting for the checksum, since they hold memory."""
 
 
-class HashedSink:
-    """Writer of a file and of its SHA-256; the bytes passed to it must not change
-    afterwards.
+class HashedSink(io.RawIOBase):
+    """Writer of a file and of its SHA-256, which is computed in a thread.
+
+    Attributes:
+        size: bytes written.
     """
 
     def __init__(self, sink: BinaryIO, thread: ThreadPoolExecutor) -> None:
@@ -26,17 +29,24 @@ class HashedSink:
         self._thread = thread
         self._digest = hashlib.sha256()
         self._waiting: deque[Future[None]] = deque()
+        self.size = 0
 
-    def write(self, data: bytes | memoryview) -> int:
-        """Append some bytes."""
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Append bytes; a memoryview must not change afterwards."""
+        content = data if isinstance(data, bytes | memoryview) else bytes(data)
         while len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft().result()
-        self._waiting.append(self._thread.submit(self._digest.update, data))
-        return self._sink.write(data)
+        self._waiting.append(self._thread.submit(self._digest.update, content))
+        self.size += len(content)
+        return self._sink.write(content)
 
-    def flush(self) -> None:
-        """Pass on the buffered bytes."""
-        self._sink.flush()
+    def tell(self) -> int:
+        """Number of bytes written."""
+        return self.size
 
     def sha256(self) -> str:
         """The checksum of all bytes, in hexadecimal."""
