@@ -55,7 +55,6 @@ from gristmill.tokenize.encoding.token_report import (
 )
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.encoding.utf8_counts import NONE_LISTED, Listed, scan_texts
-from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 EXCERPT_CHARACTERS = 200
 REPORT_FILE = "report.json"
@@ -186,7 +185,7 @@ def run(
         tokens=sum(tokens.values()),
         tokens_per_source=tokens,
         vocab_size=tokenizer.vocab_size,
-        dtype=dtype_name(tokenizer.vocab_size),
+        dtype=tokenizer.dtype.name,
         decoded_documents=checked,
         changed_documents=changed,
     )
@@ -205,7 +204,6 @@ def encode_shard(task: Task, inputs: Inputs, out: Path) -> Done:
         for name in ("bytes", "tokens", "characters", "words")
     }
     errors: dict[int, str] = {}
-    dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
     encoder = _encoder(tokenizer)
     batch_bytes, library_characters = (
         (LIBRARY_BATCH_BYTES, NONE_LISTED)
@@ -231,7 +229,7 @@ def encode_shard(task: Task, inputs: Inputs, out: Path) -> Done:
                             offsets[batch.start : batch.stop + 1],
                             for_library[batch],
                         )
-                        sink.write(ids.astype(dtype, copy=False).data)
+                        sink.write(ids.astype(tokenizer.dtype, copy=False).data)
                         first = begin + batch.start
                         if first == 0 and not batch_errors:
                             decoded = decode_some(

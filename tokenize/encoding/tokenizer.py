@@ -37,7 +37,7 @@ from gristmill.tokenize.chat_template import (
 )
 from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.pretokens import byte_characters
-from gristmill.tokenize.packed_files import TokenizerEntry
+from gristmill.tokenize.packed_files import DTYPES, TokenizerEntry, dtype_name
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -74,6 +74,11 @@ class TextTokenizer:
     pad: int
     token_bytes: np.ndarray
     sha256: str
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of ids in files, little-endian."""
+        return DTYPES[dtype_name(self.vocab_size)]
 
     def described(self) -> TokenizerEntry:
         """Description of the tokenizer in a packed set."""

@@ -4,7 +4,7 @@ it follows.
 A file is parsed into `Runs`: byte ranges of token runs. Each run is one document if the
 format marks document ends (Megatron's index, the metadata beside OLMo's arrays);
 otherwise a single run holds all documents, each with an end of text before or after it.
-`bounds_of` finds all documents of a file.
+`find_documents` turns the runs of a file into its documents.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import gzip
 import io
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -48,6 +48,8 @@ LLMC_DTYPES = {
 NUMPY_MAGIC = b"\x93NUMPY"
 SCAN_TOKENS = 1 << 22
 """Tokens scanned at a time, to bound memory."""
+FEWEST_HEAD_TOKENS, HEAD_TOKENS = 64, 4096
+"""Tokens whose zeros tell 32-bit tokens from 16-bit ones."""
 
 
 class TokenFileError(ValueError):
@@ -81,8 +83,11 @@ class Runs:
         dtype: of the tokens, little-endian.
         begin: int64 of shape (n,), first byte of each run.
         tokens: int64 of shape (n,).
-        are_documents: whether each run is one document; if not, there is one run.
+        are_documents: the format marks documents, and each run is one; otherwise there
+            is one run.
         metadata: of each run's document, from the format; empty if it has none.
+        ended: number of documents with an end of text before or after them.
+        other_end: the most frequent other last id and its count; None if there is none.
     """
 
     dtype: np.dtype
@@ -90,11 +95,13 @@ class Runs:
     tokens: np.ndarray
     are_documents: bool
     metadata: tuple[Mapping[str, str], ...] = ()
+    ended: int = 0
+    other_end: tuple[int, int] | None = None
 
 
-def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.ndarray:
+def content_of(location: str, begin: int = 0, end: int | None = None) -> np.ndarray:
     """Bytes [begin, end) of a file, uint8: memory-mapped if local, otherwise read."""
-    path = as_path(file.location)
+    path = as_path(location)
     if is_local(path):
         return read_tokens(path, np.dtype("u1"))[begin:end]
     with path.open("rb") as stream:
@@ -133,13 +140,28 @@ def _named(file: TokenFile, dtype: str | None) -> np.dtype:
 
 
 def _whole(file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype) -> Runs:
-    """A single run from a byte to the end."""
+    """A single run from a byte to the end.
+
+    Raises:
+        TokenFileError: the bytes are not tokens of this width.
+    """
     tokens, remainder = divmod(len(content) - begin, dtype.itemsize)
     if remainder:
         raise TokenFileError(
             f"{file.name}: its {len(content) - begin:,} bytes of tokens are not a "
             "whole number of "
             f"{dtype.name}; correct `dtype:`, or the file, which may be cut off"
+        )
+    head = np.frombuffer(content, dtype, min(tokens, HEAD_TOKENS), begin)
+    if (
+        dtype.itemsize == 2
+        and tokens >= FEWEST_HEAD_TOKENS
+        and head.any()
+        and not head[1::2].any()
+    ):
+        raise TokenFileError(
+            f"{file.name}: every other token is 0, as where 32-bit tokens are read as "
+            "16-bit ones; set `dtype: uint32`"
         )
     return Runs(
         dtype,
@@ -310,31 +332,10 @@ def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype]:
     return stream.tell(), dtype
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Documents of a file, without the ids that end them.
-
-    Attributes:
-        dtype: of the tokens.
-        begin: int64 of shape (n,), first byte of each.
-        tokens: int64 of shape (n,), 0 for empty ones.
-        ended: number of documents with an end of text before or after them.
-        other_end: the most frequent other last id and its count; None if there is none.
-        metadata: of each document, or empty.
-    """
-
-    dtype: np.dtype
-    begin: np.ndarray
-    tokens: np.ndarray
-    ended: int
-    other_end: tuple[int, int] | None
-    metadata: tuple[Mapping[str, str], ...] = ()
-
-
-def bounds_of(
+def find_documents(
     runs: Runs, content: np.ndarray, end_of_text: int, document_tokens: int | None
-) -> Bounds:
-    """Documents of a file's runs.
+) -> Runs:
+    """Documents of a file, one per run, without the ids that end them.
 
     A run that is a document yields one, without its end of text. The run of a file
     without document ends is cut at every end of text, ignoring empty stretches; with
@@ -346,8 +347,8 @@ def bounds_of(
         end_of_text: the id that documents end with.
         document_tokens: see above.
     """
+    size = runs.dtype.itemsize
     if runs.are_documents:
-        size = runs.dtype.itemsize
         nonempty = np.flatnonzero(runs.tokens)
         last = runs.begin[nonempty] + (runs.tokens[nonempty] - 1) * size
         last_ids = content[last[:, None] + np.arange(size)].view(runs.dtype).ravel()
@@ -359,32 +360,24 @@ def bounds_of(
         if len(counts):
             top = int(counts.argmax())
             other_end = (int(other_ids[top]), int(counts[top]))
-        return Bounds(
-            runs.dtype, runs.begin, lengths, int(is_end.sum()), other_end, runs.metadata
-        )
+        ended = int(is_end.sum())
+        return replace(runs, tokens=lengths, ended=ended, other_end=other_end)
     begin, tokens = int(runs.begin[0]), int(runs.tokens[0])
-    ended = 0
     if document_tokens is not None:
         starts = np.arange(0, tokens, document_tokens, dtype=np.int64)
-        stops = np.minimum(starts + document_tokens, tokens)
-    else:
-        ids = np.frombuffer(content, runs.dtype, tokens, begin)
-        ends = np.concatenate(
-            [
-                np.empty(0, np.int64),
-                *(
-                    np.flatnonzero(ids[at : at + SCAN_TOKENS] == end_of_text) + at
-                    for at in range(0, tokens, SCAN_TOKENS)
-                ),
-            ]
-        )
-        ended = len(ends)
-        starts, stops = np.append(0, ends + 1), np.append(ends, tokens)
-    is_nonempty = stops > starts
-    return Bounds(
-        runs.dtype,
-        begin + starts[is_nonempty] * runs.dtype.itemsize,
-        (stops - starts)[is_nonempty],
-        ended,
-        None,
+        lengths = np.minimum(tokens - starts, document_tokens)
+        return replace(runs, begin=begin + starts * size, tokens=lengths)
+    ids = np.frombuffer(content, runs.dtype, tokens, begin)
+    ends = [
+        np.flatnonzero(ids[at : at + SCAN_TOKENS] == end_of_text) + at
+        for at in range(0, tokens, SCAN_TOKENS)
+    ]
+    bounds = np.concatenate([[-1], *ends, [tokens]])
+    lengths = np.diff(bounds) - 1
+    is_nonempty = lengths > 0
+    return replace(
+        runs,
+        begin=begin + (bounds[:-1] + 1)[is_nonempty] * size,
+        tokens=lengths[is_nonempty],
+        ended=len(bounds) - 2,
     )

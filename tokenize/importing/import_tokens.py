@@ -22,6 +22,7 @@ from typing import TypedDict
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import offsets_of
 from gristmill.core.files import as_path, atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts, balance
@@ -41,10 +42,11 @@ from gristmill.mixtures.schema.sources import TokenSource
 from gristmill.tokenize.encoding.encode import docs_name, docs_table, tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.foreign_formats import (
+    Kind,
     TokenFile,
     TokenFileError,
-    bounds_of,
     content_of,
+    find_documents,
     runs_of,
 )
 from gristmill.tokenize.importing.token_files import (
@@ -52,7 +54,6 @@ from gristmill.tokenize.importing.token_files import (
     token_listing,
 )
 from gristmill.tokenize.importing.token_sources import DOCUMENTS, TOKENS
-from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 PART_TOKENS = 1 << 25
 """Tokens per part of whole documents: about the bytes of a shard of the packed set."""
@@ -139,18 +140,17 @@ class ScannedFile:
     """Documents found in a file.
 
     Attributes:
-        name: of the file.
+        name, location, kind: of the file (`TokenFile`).
         bounds: path of the table of its documents (BOUNDS_SCHEMA).
         dtype: of the tokens.
         documents: their number.
         tokens: of all documents.
-        ended: documents with an end of text.
-        other_end: see `foreign_formats.Bounds`.
-        are_documents: whether its format marks documents.
-        looks_wide: whether its tokens seem to be twice as wide.
+        ended, other_end, are_documents: see `foreign_formats.Runs`.
     """
 
     name: str
+    location: str
+    kind: Kind
     bounds: str
     dtype: str
     documents: int
@@ -158,14 +158,16 @@ class ScannedFile:
     ended: int
     other_end: tuple[int, int] | None
     are_documents: bool
-    looks_wide: bool
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Documents [first, stop) of a file that are copied into a part of tokens."""
+class Selection:
+    """Documents [first, stop) of a scanned file that are copied into a part of
+    tokens.
+    """
 
-    file: TokenFile
+    name: str
+    location: str
     bounds: str
     dtype: str
     first: int
@@ -190,8 +192,8 @@ def run(
     """
     tokenizer = load(inputs["tokenizer"])
     sources: dict[str, TokenSource] = {}
-    scan_tasks: dict[str, list[Task]] = {}
-    files: dict[str, list[TokenFile]] = {}
+    scan_tasks: list[Task] = []
+    owners: list[str] = []
     for number, (name, section) in enumerate(config["sources"].items()):
         settings = {key: value for key, value in section.items() if key != "listing"}
         source = TokenSource.model_validate(settings)
@@ -210,32 +212,21 @@ def run(
                 "tokenizer that made these tokens?"
             )
         sources[name] = source
-        files[name] = token_files(name, source)
-        scan_tasks[name] = [
-            Task(
-                f"{number:03d}-{place:06d}",
-                {
-                    "file": asdict(file),
-                    "dtype": source.dtype,
-                    "document_tokens": source.document_tokens,
-                    "end_of_text": end,
-                },
-                file.size,
-            )
-            for place, file in enumerate(files[name])
-        ]
-    results = iter(
-        run_tasks(
-            "bounds",
-            [task for tasks in scan_tasks.values() for task in tasks],
-            partial(_look, context.work / "bounds"),
-            context,
-        )
-    )
-    scanned = {
-        name: [ScannedFile(**next(results)) for _ in tasks]
-        for name, tasks in scan_tasks.items()
-    }
+        for place, file in enumerate(token_files(name, source)):
+            payload = {
+                "file": asdict(file),
+                "dtype": source.dtype,
+                "document_tokens": source.document_tokens,
+                "end_of_text": end,
+            }
+            scan_tasks.append(Task(f"{number:03d}-{place:06d}", payload, file.size))
+            owners.append(name)
+    scan = partial(_scan, context.work / "bounds")
+    scanned: dict[str, list[ScannedFile]] = {name: [] for name in sources}
+    for name, result in zip(
+        owners, run_tasks("bounds", scan_tasks, scan, context), strict=True
+    ):
+        scanned[name].append(ScannedFile(**result))
     warnings = [
         warning
         for name, source in sources.items()
@@ -243,14 +234,12 @@ def run(
     ]
     for warning in warnings:
         context.warn(warning)
-    selections = [
-        (name, part) for name in sources for part in _parts(files[name], scanned[name])
-    ]
+    selections = [(name, part) for name in sources for part in _parts(scanned[name])]
     parts = [
         Task(
             f"part-{number:05d}",
-            {"source": name, "wanted": [asdict(selection) for selection in part]},
-            DTYPES[dtype_name(tokenizer.vocab_size)].itemsize * PART_TOKENS,
+            {"source": name, "selections": list(map(asdict, part))},
+            tokenizer.dtype.itemsize * PART_TOKENS,
         )
         for number, (name, part) in enumerate(selections)
     ]
@@ -265,56 +254,52 @@ def run(
         counts=counts,
         tokens=sum(tokens.values()),
         tokens_per_source=tokens,
-        dtype=dtype_name(tokenizer.vocab_size),
+        dtype=tokenizer.dtype.name,
         vocab_size=tokenizer.vocab_size,
         warnings=warnings,
         sources={
             name: ImportedSource(
-                path=source.tokens,
-                files=len(files[name]),
-                formats=sorted({file.kind for file in files[name]}),
-                documents=sum(file.documents for file in scanned[name]),
-                ended=sum(file.ended for file in scanned[name]),
+                path=sources[name].tokens,
+                files=len(files),
+                formats=sorted({file.kind for file in files}),
+                documents=sum(file.documents for file in files),
+                ended=sum(file.ended for file in files),
                 sample=samples.get(name, ""),
             )
-            for name, source in sources.items()
+            for name, files in scanned.items()
         },
     )
 
 
-def _look(folder: Path, task: Task) -> Done:
+def _scan(folder: Path, task: Task) -> Done:
     """Find the documents of one file and write their bounds."""
     options = task.payload
     file = TokenFile(**options["file"])
-    content = content_of(file)
-    runs = runs_of(file, content, options["dtype"])
-    bounds = bounds_of(
-        runs, content, options["end_of_text"], options["document_tokens"]
+    content = content_of(file.location)
+    documents = find_documents(
+        runs_of(file, content, options["dtype"]),
+        content,
+        options["end_of_text"],
+        options["document_tokens"],
     )
-    number = len(bounds.begin)
-    metadata = list(map(metadata_json, bounds.metadata)) or pa.nulls(
+    number = len(documents.begin)
+    metadata = list(map(metadata_json, documents.metadata)) or pa.nulls(
         number, pa.string()
     )
     path = folder / f"{task.name}.parquet"
-    columns = [bounds.begin, bounds.tokens, metadata]
+    columns = [documents.begin, documents.tokens, metadata]
     write_table(path, pa.table(columns, schema=BOUNDS_SCHEMA))
-    looks_wide = False
-    if runs.dtype.itemsize == 2 and len(runs.begin):
-        # 32-bit tokens read at the wrong width: every other 16-bit token is 0.
-        first = int(runs.begin[0])
-        most = min(4096, (len(content) - first) // 2)
-        head = np.frombuffer(content, runs.dtype, most, first)
-        looks_wide = most >= 64 and not head[1::2].any() and bool(head[::2].any())
     scanned = ScannedFile(
         name=file.name,
+        location=file.location,
+        kind=file.kind,
         bounds=str(path),
-        dtype=bounds.dtype.str,
+        dtype=documents.dtype.str,
         documents=number,
-        tokens=int(bounds.tokens.sum()),
-        ended=bounds.ended,
-        other_end=bounds.other_end,
-        are_documents=runs.are_documents,
-        looks_wide=looks_wide,
+        tokens=int(documents.tokens.sum()),
+        ended=documents.ended,
+        other_end=documents.other_end,
+        are_documents=documents.are_documents,
     )
     return Done([path], asdict(scanned))
 
@@ -330,12 +315,6 @@ def _check(
     Raises:
         TokenFileError: they cannot be read as they are.
     """
-    for file in files:
-        if file.looks_wide:
-            raise TokenFileError(
-                f"source {name!r}: {file.name}: every other token is 0, as where "
-                "32-bit tokens are read as 16-bit ones; set `dtype: uint32`"
-            )
     documents = sum(file.documents for file in files)
     tokens = sum(file.tokens for file in files)
     if not tokens:
@@ -356,7 +335,9 @@ def _check(
         )
     end_counts = Counter[int]()
     for file in files:
-        end_counts.update(dict([file.other_end] if file.other_end else []))
+        if file.other_end is not None:
+            last_id, times = file.other_end
+            end_counts[last_id] += times
     for usual, count in end_counts.most_common(1):
         if documents > 1 and count > MOSTLY * documents:
             warnings.append(
@@ -364,35 +345,36 @@ def _check(
                 f"with id {usual}, and not with the tokenizer's end of text {end}; if "
                 f"{usual} ends a text, set `end_of_text: {usual}`"
             )
-    for dtype in {np.dtype(file.dtype) for file in files}:
-        if np.iinfo(dtype).max < tokenizer.vocab_size - 1:
-            warnings.append(
-                f"source {name!r}: its tokens are stored as {dtype.name}, which holds "
-                f"no id above {np.iinfo(dtype).max:,}, but the tokenizer has "
-                f"{tokenizer.vocab_size:,}; is it the tokenizer that made them?"
-            )
-            break
+    narrowest = min((np.iinfo(file.dtype) for file in files), key=lambda info: info.max)
+    if narrowest.max < tokenizer.vocab_size - 1:
+        warnings.append(
+            f"source {name!r}: its tokens are stored as {narrowest.dtype.name}, which "
+            f"holds no id above {narrowest.max:,}, but the tokenizer has "
+            f"{tokenizer.vocab_size:,}; is it the tokenizer that made them?"
+        )
     return warnings
 
 
-def _parts(
-    files: Sequence[TokenFile], scanned: Sequence[ScannedFile]
-) -> Iterator[list[Wanted]]:
+def _parts(files: Sequence[ScannedFile]) -> Iterator[list[Selection]]:
     """Documents of each part of a source: whole documents of at least PART_TOKENS,
     except for the last part.
     """
-    part: list[Wanted] = []
+    part: list[Selection] = []
     part_tokens = 0
-    for file, documents in zip(files, scanned, strict=True):
-        sizes = read_table(as_path(documents.bounds), ["tokens"])["tokens"].to_numpy()
-        ends = np.cumsum(sizes)
-        first = before = 0
-        while first < len(ends):
-            room = before + PART_TOKENS - part_tokens
-            stop = min(len(ends), int(np.searchsorted(ends, room)) + 1)
-            part.append(Wanted(file, documents.bounds, documents.dtype, first, stop))
-            part_tokens += int(ends[stop - 1]) - before
-            first, before = stop, int(ends[stop - 1])
+    for file in files:
+        sizes = read_table(as_path(file.bounds), ["tokens"])["tokens"].to_numpy()
+        ends = offsets_of(sizes)
+        first = 0
+        while first < len(sizes):
+            room = ends[first] + PART_TOKENS - part_tokens
+            stop = min(len(sizes), int(np.searchsorted(ends[1:], room)) + 1)
+            part.append(
+                Selection(
+                    file.name, file.location, file.bounds, file.dtype, first, stop
+                )
+            )
+            part_tokens += int(ends[stop] - ends[first])
+            first = stop
             if part_tokens >= PART_TOKENS:
                 yield part
                 part, part_tokens = [], 0
@@ -415,10 +397,7 @@ def _copy(out: Path, tokenizer_folder: Path, task: Task) -> Done:
     sizes: list[tuple[int, int]] = []
     dropped = 0
     sample = ""
-    selections = [
-        Wanted(**(fields | {"file": TokenFile(**fields["file"])}))
-        for fields in task.payload["wanted"]
-    ]
+    selections = [Selection(**fields) for fields in task.payload["selections"]]
     with atomic_write(tokens_path) as sink:
         for locator, metadata, ids in _documents(selections, tokenizer.vocab_size):
             if not len(ids):
@@ -431,7 +410,7 @@ def _copy(out: Path, tokenizer_folder: Path, task: Task) -> Done:
             metadata_of.append(metadata)
             text_bytes = int(tokenizer.token_bytes[ids].sum(dtype=np.int64))
             sizes.append((len(ids), text_bytes))
-            sink.write(ids.astype(DTYPES[dtype_name(tokenizer.vocab_size)]).tobytes())
+            sink.write(ids.astype(tokenizer.dtype).tobytes())
             if len(sizes) == 1:
                 decoded = tokenizer.decode(ids[:SAMPLE_TOKENS].tolist())
                 sample = decoded[:SAMPLE_CHARACTERS]
@@ -463,7 +442,7 @@ def _copy(out: Path, tokenizer_folder: Path, task: Task) -> Done:
 
 
 def _documents(
-    selections: Sequence[Wanted], vocab_size: int
+    selections: Sequence[Selection], vocab_size: int
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Documents of a part: FILE#NUMBER, metadata as JSON, and the ids.
 
@@ -471,7 +450,6 @@ def _documents(
         TokenFileError: an id is outside the vocabulary.
     """
     for selection in selections:
-        file = selection.file
         dtype = np.dtype(selection.dtype)
         table = read_table(as_path(selection.bounds)).slice(
             selection.first, selection.stop - selection.first
@@ -479,7 +457,7 @@ def _documents(
         begins = table["begin"].to_numpy()
         ends = begins + table["tokens"].to_numpy() * dtype.itemsize
         offset = int(begins.min())
-        content = content_of(file, offset, int(ends.max()))
+        content = content_of(selection.location, offset, int(ends.max()))
         columns = (table[name].to_pylist() for name in ("begin", "tokens", "metadata"))
         for number, (begin, tokens, metadata) in enumerate(
             zip(*columns, strict=True), start=selection.first
@@ -489,9 +467,9 @@ def _documents(
             if len(wrong):
                 at = int(wrong[0])
                 raise TokenFileError(
-                    f"{file.name}: token {at} of document {number} (byte "
+                    f"{selection.name}: token {at} of document {number} (byte "
                     f"{begin + at * dtype.itemsize:,}) is {int(ids[at])}, but the "
                     f"tokenizer has the ids 0 to {vocab_size - 1:,}; give the "
                     "tokenizer that made these tokens, or correct `dtype:`"
                 )
-            yield f"{file.name}#{number}", metadata or "{}", ids
+            yield f"{selection.name}#{number}", metadata or "{}", ids

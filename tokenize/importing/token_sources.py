@@ -12,7 +12,7 @@ from pathlib import Path
 from gristmill.dataprep.documents import Inputs, shard_names
 from gristmill.dataprep.row_groups import read_rows
 from gristmill.mixtures.schema.sources import IMPORTED
-from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
+from gristmill.tokenize.packed_files import read_tokens
 
 DOCUMENTS, TOKENS = "documents", "tokens"
 """Folders of the stage's output: documents in the form of `ingest`, tokens in the form
@@ -49,8 +49,9 @@ def decoded_text(corpus: Inputs, shard: str, row: int) -> str:
     folder = corpus["tokenize"]
     columns = ["offset", "tokens"]
     document = read_rows(folder / docs_name(shard), [row], columns).to_pylist()[0]
-    dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
-    ids = read_tokens(folder / tokens_name(shard), dtype)[document["offset"] :]
+    ids = read_tokens(folder / tokens_name(shard), tokenizer.dtype)[
+        document["offset"] :
+    ]
     return tokenizer.decode(ids[: document["tokens"]].tolist())
 
 
