@@ -45,9 +45,9 @@ variables; once locked, no expression can change them
 
 
 Node = dict[str, Any]
+"""Node of DuckDB's parse tree."""
 StepColumns = dict[str, tuple[str, str]]
 """Name of a column -> the step that measured it, and its name there."""
-"""Node of DuckDB's parse tree."""
 
 
 class ExpressionError(ValueError):
@@ -160,17 +160,10 @@ def evaluate(
     return is_valid, np.asarray(np.ma.getdata(values))[order]
 
 
-def check(expression: str, names: Collection[str]) -> None:
-    """Raise NotAllowedError if an expression is outside the grammar or names a column
-    that is not in `names`.
-
-    Other errors depend on the values.
-    """
-    columns_in(expression, names)
-
-
 def columns_in(expression: str, names: Collection[str]) -> list[str]:
     """Columns that an expression names, in the order of `names`.
+
+    Other errors than those below depend on the values.
 
     Raises:
         NotAllowedError: the expression is outside the grammar, or names an unknown

@@ -141,7 +141,7 @@ def problems_of(
         OWN_COLUMNS,
         NotAllowedError,
         all_names,
-        check,
+        columns_in,
     )
 
     names = [*OWN_COLUMNS, *all_names(measured)]
@@ -153,7 +153,7 @@ def problems_of(
         )
     if section.where is not None:
         try:
-            check(section.where, names)
+            columns_in(section.where, names)
         except NotAllowedError as error:
             yield "where", str(error)
 

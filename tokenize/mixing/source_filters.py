@@ -22,7 +22,7 @@ from gristmill.dataprep.where_sql import (
     MIXING_COLUMNS,
     ExpressionError,
     NotAllowedError,
-    check,
+    columns_in,
     evaluate,
     names_of,
 )
@@ -151,7 +151,7 @@ def check_names(key: str, expression: str, names: Collection[str]) -> None:
         MixError: it is not.
     """
     try:
-        check(expression, names)
+        columns_in(expression, names)
     except NotAllowedError as error:
         raise MixError(f"{key}: {error}") from error
 
