@@ -57,6 +57,19 @@ class PreparedStep:
 
 
 @dataclass(frozen=True)
+class PreparedCounts(RecordCounts):
+    """Outcome of the records of a prepared set.
+
+    Attributes:
+        prepared_dropped: number of examples by the rule that dropped them.
+        quarantined: examples on which a step raised an error.
+    """
+
+    prepared_dropped: Mapping[str, int]
+    quarantined: int
+
+
+@dataclass(frozen=True)
 class PreparedSet(RecordCounts):
     """Outcome of a set's preparation.
 
@@ -73,6 +86,13 @@ class PreparedSet(RecordCounts):
     quarantined: int
     kept: int
 
+    def counts(self) -> PreparedCounts:
+        """Outcome of the records."""
+        common = {item.name: getattr(self, item.name) for item in fields(RecordCounts)}
+        return PreparedCounts(
+            **common, prepared_dropped=self.dropped, quarantined=self.quarantined
+        )
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -82,19 +102,6 @@ class Preparation:
 
     steps: list[PreparedStep]
     sets: list[PreparedSet]
-
-
-@dataclass(frozen=True)
-class PreparedCounts(RecordCounts):
-    """Outcome of the records of a prepared set.
-
-    Attributes:
-        prepared_dropped: number of examples by the rule that dropped them.
-        quarantined: examples on which a step raised an error.
-    """
-
-    prepared_dropped: Mapping[str, int]
-    quarantined: int
 
 
 def read_preparation(prepared: Path) -> Preparation:
@@ -124,14 +131,14 @@ def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
     return names
 
 
-def check_records(where: str, counts: RecordCounts, encoded: int) -> None:
+def check_records(where: str, counts: RecordCounts, left: int) -> None:
     """Raise ConservationError unless every record of a set is quarantined, beyond the
-    limit, dropped before or encoded.
+    limit, dropped before or left.
 
     Args:
         where: stage and set.
-        counts: outcome of the records up to their encoding.
-        encoded: number of examples to encode.
+        counts: outcome of the records before.
+        left: number of examples that are left.
     """
     dropped_before = 0
     if isinstance(counts, PreparedCounts):
@@ -140,7 +147,7 @@ def check_records(where: str, counts: RecordCounts, encoded: int) -> None:
         "refused": counts.refused,
         "beyond_limit": counts.beyond_limit,
         "dropped before": dropped_before,
-        "encoded": encoded,
+        "left": left,
     }
     accounted = sum(parts.values())
     if accounted != counts.records:
@@ -234,17 +241,8 @@ def usable_sets(
                 f"{prepared}: {len(examples)} examples of {prepared_set.name} are "
                 f"left, but its counts say {prepared_set.kept}; run the stage again"
             )
-        counts = PreparedCounts(
-            **{
-                item.name: getattr(prepared_set, item.name)
-                for item in fields(RecordCounts)
-            },
-            prepared_dropped=prepared_set.dropped,
-            quarantined=prepared_set.quarantined,
-        )
-        yield UsableSet(
-            examples, quarantined.get(prepared_set.name, []), counts, places
-        )
+        refused = quarantined.get(prepared_set.name, [])
+        yield UsableSet(examples, refused, prepared_set.counts(), places)
 
 
 def prepared_inputs(prepared: Path) -> dict[str, Path]:

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from gristmill.core.files import json_object, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import ConservationError, add_counts, ranked
+from gristmill.dataprep.conservation import add_counts, ranked
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, Inputs, write_table
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.dataprep.examples.kept_examples import (
@@ -43,6 +43,7 @@ from gristmill.dataprep.examples.kept_examples import (
     Preparation,
     PreparedSet,
     PreparedStep,
+    check_records,
     set_names,
     write_quarantined,
 )
@@ -309,20 +310,8 @@ def check_set(kind: Kind, prepared: PreparedSet) -> None:
         ConservationError: records were lost or counted twice.
         ExamplesError: no examples are left.
     """
-    accounted = sum(
-        [
-            prepared.refused,
-            prepared.beyond_limit,
-            *prepared.dropped.values(),
-            prepared.quarantined,
-            prepared.kept,
-        ]
-    )
-    if accounted != prepared.records:
-        raise ConservationError(
-            f"{kind}_prepare: {prepared.path}: {prepared.records} records were read "
-            f"but {accounted} are accounted for; nothing was committed"
-        )
+    where = f"{kind}_prepare: {prepared.path}"
+    check_records(where, prepared.counts(), prepared.kept)
     if not prepared.kept:
         most_frequent = ranked(prepared.dropped)[:SHOWN_REASONS]
         reasons = ", ".join(f"{rule} {number}" for rule, number in most_frequent)
