@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -41,7 +41,7 @@ from gristmill.dataprep.conservation import (
 )
 from gristmill.dataprep.documents import Inputs, document_id
 from gristmill.dataprep.inner_steps import run_step
-from gristmill.dataprep.licences.statements import of_record
+from gristmill.dataprep.licences.statements import of_metadata
 from gristmill.dataprep.llm.batch_requests import ask_tasks
 from gristmill.dataprep.llm.lineage import (
     GENERATED,
@@ -81,23 +81,19 @@ class GeneratedShard(Counted):
     errors: list[Failure]
 
 
-@dataclass(frozen=True)
-class GenerateRecipe:
-    """Recipe of the stage.
-
-    Attributes:
-        sources: sections of the parents' sources, as of the stage `ingest`.
-        ingest: section of the manifest.
-        generate: name of a generated source -> section.
-        order: names, each after those that it is generated from.
-        seed: of sources without a seed.
-    """
+class GenerateRecipe(TypedDict):
+    """Recipe of the stage."""
 
     sources: Mapping[str, Recipe]
+    """Sections of the parents' sources, as of the stage `ingest`."""
     ingest: Recipe
+    """Section of the manifest."""
     generate: Mapping[str, Recipe]
+    """Name of a generated source -> section."""
     order: Sequence[str]
+    """Names, each after those that it is generated from."""
     seed: int
+    """Of sources without a seed."""
 
 
 @dataclass(frozen=True)
@@ -107,25 +103,24 @@ class GenerateSummary:
     generated: Mapping[str, GeneratedSource]
 
 
-def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> GenerateSummary:
+def run(
+    inputs: Inputs, config: GenerateRecipe, out: Path, context: Context
+) -> GenerateSummary:
     """Generate the documents of all generated sources, one source after another.
 
     Args:
         inputs: empty.
-        config: see `GenerateRecipe`.
+        config: names, sections and order of the sources.
 
     Raises:
         AskingError: answers are unavailable, or the budget is spent; all answers
             received are stored.
         ConservationError, QuarantineError: see `counts`.
     """
-    recipe = GenerateRecipe(
-        **{field.name: config[field.name] for field in fields(GenerateRecipe)}
-    )
     generated: dict[str, GeneratedSource] = {}
-    for name in recipe.order:
-        section = Generate.model_validate(recipe.generate[name])
-        generated[name] = _Source(name, section, recipe, out, context).make()
+    for name in config["order"]:
+        section = Generate.model_validate(config["generate"][name])
+        generated[name] = _Source(name, section, config, out, context).make()
     lineage = [SCHEMA.empty_table()]
     for name in generated:
         for path in sorted((context.work / f"lineage-{name}").glob("*.json")):
@@ -137,7 +132,8 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> Generate
 class Parent(NamedTuple):
     """Document that new ones are written from."""
 
-    id: bytes
+    id: str
+    """In hexadecimal."""
     licence: str | None
 
 
@@ -146,14 +142,13 @@ class _Chosen:
     """Requests of a shard of parents.
 
     Attributes:
-        parents: of the shard.
-        new_documents: for each, the numbers of its parents (the first one leads), and
-            its own number.
+        used: number of the shard's parents.
+        new_documents: for each, its parents (the first one leads), and its own number.
         prompts: per new document its request, or the reason for having none.
     """
 
-    parents: Sequence[Parent]
-    new_documents: Sequence[tuple[tuple[int, ...], int]]
+    used: int
+    new_documents: Sequence[tuple[Sequence[Parent], int]]
     prompts: Sequence[Request | str]
 
 
@@ -172,7 +167,7 @@ class _Source:
         self.section = section
         self.recipe = recipe
         self.out = out
-        self.seed = recipe.seed if section.seed is None else section.seed
+        self.seed = recipe["seed"] if section.seed is None else section.seed
         self.lineage = context.work / f"lineage-{name}"
         self.context = replace(context, stage=f"{context.stage} {name}")
         self.template = read_template(section.template, f"generate-{section.style}")
@@ -235,14 +230,14 @@ class _Source:
         step.
         """
         sources = {
-            source: self.recipe.sources[source]
-            if source in self.recipe.sources
+            source: self.recipe["sources"][source]
+            if source in self.recipe["sources"]
             else ingest.generated_files(self.out / source)
             for source in self.section.parents
         }
         work = self.context.work / f"parents-{self.name}"
         inputs = {"ingest": work / "ingest"}
-        recipe = {"sources": sources, "ingest": self.recipe.ingest}
+        recipe = {"sources": sources, "ingest": self.recipe["ingest"]}
         self._run(ingest.run, {}, recipe, work / "ingest")
         for number, step in enumerate(self.section.prepare):
             name = f"{step.stage}-{number}"
@@ -288,24 +283,22 @@ class _Source:
             if self._key(values["id"]) <= bound
         ]
         parents: list[Parent] = []
-        new_documents: list[tuple[tuple[int, ...], int]] = []
+        for row in rows:
+            statement = of_metadata(row["metadata"])
+            parents.append(Parent(row["id"], statement.licence if statement else None))
+        new_documents: list[tuple[Sequence[Parent], int]] = []
         prompts: list[Request | str] = []
         texts = [row["text"][: self.section.characters] for row in rows]
         for place, row in enumerate(rows):
             document = row["id"]
             metadata = json.loads(row["metadata"])
-            statement = of_record(metadata)
-            licence = statement.licence if statement else None
-            parents.append(Parent(bytes.fromhex(document), licence))
             for number in range(self.section.per_document):
-                more_parents: list[int] = []
+                others: list[int] = []
                 if other_count := self.section.others:
                     draws = np.random.default_rng(self._key(document, "others", number))
                     most = min(len(rows), other_count + 1)
                     drawn = draws.choice(len(rows), most, replace=False).tolist()
-                    more_parents = [index for index in drawn if index != place][
-                        :other_count
-                    ]
+                    others = [index for index in drawn if index != place][:other_count]
                 filled = {
                     **{key: row[key] for key in READS[1:]},
                     "text": texts[place],
@@ -313,18 +306,18 @@ class _Source:
                     "language": self.section.language,
                     "persona": None,
                     "number": number,
-                    "others": [texts[index] for index in more_parents],
+                    "others": [texts[index] for index in others],
                 }
                 if self.personas:
                     key = self._key(document, "persona", number)
                     filled["persona"] = self.personas[key % len(self.personas)]
-                places = (place, *more_parents)
-                about = " ".join(rows[index]["id"] for index in places)
+                child_parents = [parents[index] for index in (place, *others)]
+                about = " ".join(parent.id for parent in child_parents)
                 prompts.append(
                     self.template.request(filled, number=number, about=about)
                 )
-                new_documents.append((places, number))
-        return _Chosen(parents, new_documents, prompts)
+                new_documents.append((child_parents, number))
+        return _Chosen(len(parents), new_documents, prompts)
 
     def _write(
         self, task: ShardTask, chosen: _Chosen, answers: Sequence[Answer]
@@ -339,17 +332,14 @@ class _Source:
             "quarantined": 0,
             "bytes_kept": 0,
         }
-        for (places, number), answer in zip(chosen.new_documents, answers, strict=True):
-            child_parents = [chosen.parents[place] for place in places]
-            first = child_parents[0]
+        for (parents, number), answer in zip(
+            chosen.new_documents, answers, strict=True
+        ):
+            first = parents[0].id
             if answer.error is not None:
                 counts["quarantined"] += 1
                 errors.append(
-                    {
-                        "parent": first.id.hex(),
-                        "number": number,
-                        "error": answer.error,
-                    }
+                    {"parent": first, "number": number, "error": answer.error}
                 )
                 continue
             new = answer.text.strip()
@@ -363,21 +353,21 @@ class _Source:
             if reason is not None:
                 counts["dropped"][reason] = counts["dropped"].get(reason, 0) + 1
                 continue
-            locator = f"{first.id.hex()}/{self.section.style}-{number}"
-            child = document_id(self.name, locator, new)
+            locator = f"{first}/{self.section.style}-{number}"
+            child = document_id(self.name, locator, new).hex()
             line = {
                 "locator": locator,
                 "text": new,
                 "kind": GENERATED,
                 "style": self.section.style,
-                "parents": " ".join(parent.id.hex() for parent in child_parents),
+                "parents": " ".join(parent.id for parent in parents),
                 "model": self.section.model.called,
             }
-            licences = [parent.licence for parent in child_parents if parent.licence]
+            licences = [parent.licence for parent in parents if parent.licence]
             if licences:
                 line["licence"] = join(licences)
             lines.append(line)
-            edges.extend((parent.id.hex(), child.hex()) for parent in child_parents)
+            edges.extend((parent.id, child) for parent in parents)
             counts["kept"] += 1
             counts["bytes_kept"] += len(new.encode())
         path = self.out / self.name / f"{Path(task.name).stem}.jsonl"
@@ -388,7 +378,7 @@ class _Source:
             [path, kept],
             {
                 "counts": counts,
-                "parents": len(chosen.parents),
+                "parents": chosen.used,
                 "errors": errors,
             },
         )
