@@ -66,15 +66,7 @@ def read_matching(
         ]
         read = None if columns is None else list(dict.fromkeys((column, *columns)))
         table = file.read_row_groups(groups, read, use_threads=is_local(path))
-    kind = table.schema.field(column).type
-    if pa.types.is_integer(kind):
-        value_set = integers(np.array(sorted_values, dtype=np.int64)).cast(kind)
-    elif pa.types.is_fixed_size_binary(kind):
-        value_set = pa.FixedSizeBinaryArray.from_buffers(
-            kind, len(sorted_values), [None, pa.py_buffer(b"".join(sorted_values))]
-        )
-    else:
-        value_set = pa.array(sorted_values, kind)
+    value_set = pa.array(sorted_values, table.schema.field(column).type)
     hits = table.filter(pc.is_in(table[column], value_set=value_set))
     return hits if columns is None else hits.select(columns)
 
@@ -100,9 +92,7 @@ def read_rows(
             use_threads=is_local(path),
         )
     starts = offsets_of([sizes[group] for group in used.tolist()])
-    return table.take(
-        integers(starts[np.searchsorted(used, groups)] + numbers - ends[groups])
-    )
+    return table.take(starts[np.searchsorted(used, groups)] + numbers - ends[groups])
 
 
 SEARCHING = 8
@@ -274,15 +264,6 @@ def read_texts(
             kept = annotations.keep[part]
             yield texts if kept.all() else texts.filter(kept)
             begin = part.stop
-
-
-def integers(values: np.ndarray) -> pa.Array:
-    """int64 values as an Arrow array. `pa.array` would import pandas to inspect its
-    argument: a quarter of the time of a look-up.
-    """
-    return pa.Array.from_buffers(
-        pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
-    )
 
 
 def _may_hold(

@@ -25,7 +25,6 @@ from gristmill.tokenize.packed_files import (
     DTYPES,
     LEDGER_SCHEMA,
     MANIFEST,
-    NO_PIECES,
     PIECES_SCHEMA,
     READABLE_FORMATS,
     Boundaries,
@@ -249,7 +248,7 @@ class PackedSet(Shards):
             pieces_of_rows(self.folder, self.shards[shard]["file"], rows[places])
             for shard, _, places in by_shard(rows, self.ends)
         ]
-        return pa.concat_tables([NO_PIECES, *tables])
+        return pa.concat_tables([PIECES_SCHEMA.empty_table(), *tables])
 
     def rows_of_documents(self, documents: Collection[bytes]) -> pa.Table:
         """Pieces of documents in the training rows (PIECES_SCHEMA), of all copies, by
@@ -259,7 +258,7 @@ class PackedSet(Shards):
             pieces_of_documents(self.folder, shard["file"], documents)
             for shard in self.shards
         ]
-        return pa.concat_tables([NO_PIECES, *tables])
+        return pa.concat_tables([PIECES_SCHEMA.empty_table(), *tables])
 
     def validation_rows_of_documents(
         self, source: str, documents: Collection[bytes]

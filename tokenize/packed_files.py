@@ -49,6 +49,7 @@ import pyarrow as pa
 from gristmill.core.arrays import offsets_of
 from gristmill.core.files import REPAIR, is_local, sha256_file
 from gristmill.dataprep.documents import ID_BYTES
+from gristmill.dataprep.shuffle_format import ranges
 
 FORMAT = 4
 """Checksums of rows are XXH3; formats 1 to 3 had XXH64."""
@@ -80,8 +81,6 @@ PIECES_SCHEMA = pa.schema(
 )
 CHECKSUM_DTYPE = np.dtype("<u8")
 """Type of a row's checksum."""
-NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
-"""Empty table, built without Arrow's list conversion, which imports pandas."""
 LEDGER = "documents.parquet"
 LEDGER_SCHEMA = pa.schema(
     [
@@ -205,13 +204,8 @@ def ledger_name(number: int, tables: int) -> str:
 
 def files_of(path: Path) -> list[Path]:
     """A shard's `.bin` file and the files beside it."""
-    return [
-        path,
-        *(
-            path.with_name(name(path.name))
-            for name in (pieces_name, boundaries_name, ids_name, sums_name)
-        ),
-    ]
+    names = (pieces_name, boundaries_name, ids_name, sums_name)
+    return [path, *(path.with_name(name(path.name)) for name in names)]
 
 
 def read_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
@@ -324,6 +318,12 @@ class Boundaries:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def to_bytes(self) -> bytes:
+        """Content of a boundary file."""
+        return (
+            self.offsets.astype("<i8").tobytes() + self.bounds.astype("<i4").tobytes()
+        )
+
     def filled(self) -> np.ndarray:
         """Document tokens in each row (int64, shape (n,)); padding follows them."""
         return self.bounds[self.offsets[1:] - 1].astype(np.int64)
@@ -332,11 +332,9 @@ class Boundaries:
         """Boundaries of some of the rows, in the requested order (int64, shape
         (n,)).
         """
-        first = self.offsets[rows]
-        counts = self.offsets[rows + 1] - first
-        offsets = offsets_of(counts)
-        index = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
-        return Boundaries(offsets, np.asarray(self.bounds[index]))
+        begins, ends = self.offsets[rows], self.offsets[rows + 1]
+        bounds = np.asarray(self.bounds[ranges(begins, ends)])
+        return Boundaries(offsets_of(ends - begins), bounds)
 
     def positions(self, sequence_length: int) -> np.ndarray:
         """Position of each token within its piece, from 0 (int32, shape (n, L));
@@ -375,15 +373,6 @@ def boundaries_of(
     return Boundaries(offsets, bounds)
 
 
-def join(parts: list[Boundaries]) -> Boundaries:
-    """Concatenate the rows of several boundaries."""
-    sizes = np.concatenate([[np.int64(0)], *(np.diff(part.offsets) for part in parts)])
-    empty = np.empty(0, np.int32)
-    return Boundaries(
-        np.cumsum(sizes), np.concatenate([empty, *(part.bounds for part in parts)])
-    )
-
-
 def by_shard(
     rows: np.ndarray, ends: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -419,15 +408,10 @@ def gather_boundaries(
         order.append(places)
     if len(parts) == 1:
         return parts[0]
-    return join(parts).of(np.argsort(np.concatenate(order)))
-
-
-def to_bytes(boundaries: Boundaries) -> bytes:
-    """Content of a boundary file."""
-    return (
-        boundaries.offsets.astype("<i8").tobytes()
-        + boundaries.bounds.astype("<i4").tobytes()
-    )
+    sizes = [np.empty(0, np.int64), *(np.diff(part.offsets) for part in parts)]
+    bounds = [np.empty(0, np.int32), *(part.bounds for part in parts)]
+    joined = Boundaries(offsets_of(np.concatenate(sizes)), np.concatenate(bounds))
+    return joined.of(np.argsort(np.concatenate(order)))
 
 
 def read_boundaries(path: Path, rows: int) -> Boundaries:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gristmill.core.files import atomic_write, sha256_file, write_bytes
 from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.shuffle_format import columns_of, group_starts
 from gristmill.tokenize.document_sampling import id_words, ordered_by, word_ids
 from gristmill.tokenize.packed_files import (
     INDEX_GROUP_ROWS,
@@ -20,7 +21,6 @@ from gristmill.tokenize.packed_files import (
     ShardEntry,
     boundaries_of,
     files_of,
-    to_bytes,
 )
 from gristmill.tokenize.row_bytes import row_checksums
 
@@ -60,11 +60,13 @@ def write_blocks(
         write_table(table, pieces, INDEX_GROUP_ROWS, repeating=("source", "copy"))
         write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
         written = writing.result()
-    columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
     shard_boundaries = boundaries_of(
-        columns, first, len(written.checksums), written.sequence_length
+        columns_of(pieces.select(["row", "start", "length"])),
+        first,
+        len(written.checksums),
+        written.sequence_length,
     )
-    write_bytes(boundaries, to_bytes(shard_boundaries))
+    write_bytes(boundaries, shard_boundaries.to_bytes())
     write_bytes(sums, written.checksums.tobytes())
     return {
         "file": path.name,
@@ -108,12 +110,6 @@ def index_of(pieces: pa.Table) -> pa.Table:
     words = id_words(pieces["id"])
     row = pieces["row"].to_numpy()
     order = ordered_by(words[:, 0], words[:, 1], row)
-    words = words.take(order, axis=0)
-    row = row[order]
-    same = (
-        (words[1:, 0] == words[:-1, 0])
-        & (words[1:, 1] == words[:-1, 1])
-        & (row[1:] == row[:-1])
-    )
-    new = np.concatenate([[True], ~same])[: len(row)]
-    return pa.table([word_ids(words.compress(new, axis=0)), row[new]], ["id", "row"])
+    words, row = words.take(order, axis=0), row[order]
+    new = group_starts(words[:, 0], words[:, 1], row)
+    return pa.table([word_ids(words.take(new, axis=0)), row[new]], ["id", "row"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict, cast
 
 from gristmill.dataprep.corpus import url_of
 from gristmill.dataprep.documents import (
@@ -100,35 +99,23 @@ def _describe_shard(
     for step in annotation_stages(inputs):
         path = inputs[step] / shard
         names = column_names(path)
-        if SCORES.keys() & set(names):
-            scores = [name for name in names if name not in (*JUDGEMENT_COLUMNS, EDITS)]
-            for origin, values in zip(
-                origins, _measured(path, rows, scores), strict=True
-            ):
-                origin["quality"] = values
+        scores = [name for name in names if name not in (*JUDGEMENT_COLUMNS, EDITS)]
+        if SCORES.keys().isdisjoint(names):
+            scores = []
         judged = [name for name in JUDGED_COLUMNS if name in names]
-        if judged:
-            for origin, values in zip(
-                origins, _measured(path, rows, judged), strict=True
-            ):
-                if "language" in values:
-                    origin["language"] = values["language"]
-                if "cluster" in values:
-                    origin["cluster"] = values["cluster"]
-                if "cluster_size" in values:
-                    origin["cluster_size"] = values["cluster_size"]
+        if scores or judged:
+            measured = read_rows(path, rows, [*{*scores, *judged}]).to_pylist()
+            for origin, values in zip(origins, measured, strict=True):
+                if scores:
+                    origin["quality"] = _known(values, scores)
+                origin.update(cast(DocumentOrigin, _known(values, judged)))
     return origins
 
 
-def _measured(
-    path: Path, rows: Sequence[int], names: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Non-null values of an annotation table for some rows."""
-    return [
-        {
-            name: value.hex() if isinstance(value, bytes) else value
-            for name, value in row.items()
-            if value is not None
-        }
-        for row in read_rows(path, rows, names).to_pylist()
-    ]
+def _known(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Values that are not null, ids in hexadecimal."""
+    return {
+        name: value.hex() if isinstance(value, bytes) else value
+        for name in names
+        if (value := values[name]) is not None
+    }

@@ -16,7 +16,7 @@ import numpy as np
 from numba import carray
 
 from gristmill.dataprep.text.hashing import fmix64, splitmix64
-from gristmill.dataprep.text.kernels import kernel, pointer
+from gristmill.dataprep.text.kernels import inner_kernel, kernel, pointer
 from gristmill.tokenize.packed import OpenShard
 from gristmill.tokenize.packed_files import expect_far_reads, read_ahead
 
@@ -155,6 +155,14 @@ def _is_before(place, other_place, n, rows):  # type: ignore[no-untyped-def]
     return ends < end
 
 
+@inner_kernel
+def _precedes(key, place, other_key, other_place, n, rows):  # type: ignore[no-untyped-def]
+    """`_is_before`, decided by the first tokens (`_key`) if they differ."""
+    if key != other_key:
+        return key < other_key
+    return _is_before(np.int64(place), np.int64(other_place), n, rows)
+
+
 @kernel
 def _hash(address, n, wide):  # type: ignore[no-untyped-def]
     """Hash of n tokens at an address: the leading bits are the bucket, the last eight
@@ -252,14 +260,8 @@ def sort_buckets(places, starts, n, rows, spare, prints):  # type: ignore[no-unt
         for first in range(0, end - begin, RUN):
             for at in range(first + 1, min(first + RUN, end - begin)):
                 place, key, slot = sorted_[at], keys[at], at
-                while slot > first and (
-                    key < keys[slot - 1]
-                    or (
-                        key == keys[slot - 1]
-                        and _is_before(
-                            np.int64(place), np.int64(sorted_[slot - 1]), n, rows
-                        )
-                    )
+                while slot > first and _precedes(
+                    key, place, keys[slot - 1], sorted_[slot - 1], n, rows
                 ):
                     sorted_[slot], keys[slot] = sorted_[slot - 1], keys[slot - 1]
                     slot -= 1
@@ -292,14 +294,13 @@ def _merge(places, keys, first, middle, last, n, rows, spare, spare_keys):  # ty
         spare[at], spare_keys[at] = places[first + at], keys[first + at]
     spare_slot, run_slot, target = 0, middle, first
     while spare_slot < middle - first:
-        if run_slot < last and (
-            keys[run_slot] < spare_keys[spare_slot]
-            or (
-                keys[run_slot] == spare_keys[spare_slot]
-                and _is_before(
-                    np.int64(places[run_slot]), np.int64(spare[spare_slot]), n, rows
-                )
-            )
+        if run_slot < last and _precedes(
+            keys[run_slot],
+            places[run_slot],
+            spare_keys[spare_slot],
+            spare[spare_slot],
+            n,
+            rows,
         ):
             places[target], keys[target] = places[run_slot], keys[run_slot]
             run_slot += 1
@@ -316,12 +317,12 @@ def _shared(text, size, place, rows):  # type: ignore[no-untyped-def]
     """
     address, remaining = _address(place, rows), _tokens_left(place, rows)
     for at in range(min(size, remaining)):
-        text_token, suffix_token = (
+        token, suffix_token = (
             _token(text, at, rows.wide),
             _token(address, at, rows.wide),
         )
-        if text_token != suffix_token:
-            return at, suffix_token < text_token
+        if token != suffix_token:
+            return at, suffix_token < token
     return min(size, remaining), remaining < size
 
 
@@ -332,10 +333,8 @@ def hash_text(text, size, n, bits, wide, buckets, prints):  # type: ignore[no-un
     """
     for at in range(size - n + 1):
         hashed = _hash(text + np.uint64(at * (4 if wide else 2)), n, wide)
-        buckets[at], prints[at] = (
-            np.int64(hashed >> np.uint64(64 - bits)),
-            _print(hashed),
-        )
+        buckets[at] = np.int64(hashed >> np.uint64(64 - bits))
+        prints[at] = _print(hashed)
 
 
 @kernel
@@ -361,6 +360,21 @@ def keep_alike(prints, wanted, most, firsts, lasts):  # type: ignore[no-untyped-
 
 
 @kernel
+def _bound(text, size, places, low, high, after, rows):  # type: ignore[no-untyped-def]
+    """First of the sorted places [low, high) whose suffix does not precede a text; with
+    `after`, the first that also does not begin with it.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        common, is_before = _shared(text, size, np.int64(places[middle]), rows)
+        if is_before or (after and common == size):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
 def find_longest(text, size, begins, firsts, lasts, places, n, rows, passages):  # type: ignore[no-untyped-def]
     """Find the longest passage of the rows that begins at each of some places of a
     text, and its occurrences.
@@ -378,48 +392,18 @@ def find_longest(text, size, begins, firsts, lasts, places, n, rows, passages): 
     """
     for number in range(len(begins)):
         begin = begins[number]
-        address, remaining = (
-            text + np.uint64(begin * (4 if rows.wide else 2)),
-            size - begin,
-        )
+        address = text + np.uint64(begin * (4 if rows.wide else 2))
+        remaining = size - begin
         first, last = firsts[number], lasts[number]
-        low, high = first, last
-        while low < high:
-            middle = (low + high) // 2
-            if _shared(address, remaining, np.int64(places[middle]), rows)[1]:
-                low = middle + 1
-            else:
-                high = middle
+        here = _bound(address, remaining, places, first, last, False, rows)
         # Those that share most stand beside where the text itself would.
         longest = 0
-        if low > first:
-            longest = _shared(address, remaining, np.int64(places[low - 1]), rows)[0]
-        if low < last:
-            longest = max(
-                longest, _shared(address, remaining, np.int64(places[low]), rows)[0]
-            )
+        for place in range(max(here - 1, first), min(here + 1, last)):
+            common = _shared(address, remaining, np.int64(places[place]), rows)[0]
+            longest = max(longest, common)
         passages[number] = 0
         if longest < n:
             continue
-        begins_at, ends_at, high = first, low, low
-        while begins_at < high:
-            middle = (begins_at + high) // 2
-            if _shared(address, remaining, np.int64(places[middle]), rows)[0] < longest:
-                begins_at = middle + 1
-            else:
-                high = middle
-        high = last
-        while ends_at < high:
-            middle = (ends_at + high) // 2
-            if (
-                _shared(address, remaining, np.int64(places[middle]), rows)[0]
-                >= longest
-            ):
-                ends_at = middle + 1
-            else:
-                high = middle
-        passages[number, 0], passages[number, 1], passages[number, 2] = (
-            longest,
-            begins_at,
-            ends_at,
-        )
+        passages[number, 0] = longest
+        passages[number, 1] = _bound(address, longest, places, first, here, False, rows)
+        passages[number, 2] = _bound(address, longest, places, here, last, True, rows)

@@ -31,13 +31,10 @@ from gristmill.mixtures.schema.sources import MixedSource
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.token_sources import corpus_shards
-from gristmill.tokenize.mixing.candidates import (
-    collect,
-)
+from gristmill.tokenize.mixing.candidates import collect
 from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
 from gristmill.tokenize.mixing.mix_summary import (
-    Mixed,
     MixSummary,
     describe,
     describe_redistribution,
@@ -51,13 +48,11 @@ from gristmill.tokenize.mixing.streams import (
     make_streams,
 )
 from gristmill.tokenize.packed_files import (
-    DTYPES,
     FORMAT,
     FORMAT_WITH_PHASES,
     MANIFEST,
     PackedManifest,
     ShardEntry,
-    dtype_name,
     train_name,
     validation_name,
 )
@@ -133,26 +128,25 @@ def run(inputs: Inputs, config: MixRecipe, out: Path, context: Context) -> MixSu
     streams = make_streams(
         candidates.entries, context.work, candidates.bits, draws, planning
     )
-    tokens_of_streams = streams.bases.tokens[0].sum(axis=0).tolist()
-    pass_tokens = dict(zip(names, tokens_of_streams, strict=False))
-    held_out_tokens = dict(zip(names, tokens_of_streams[len(names) :], strict=True))
+    stream_tokens = streams.bases.tokens[0].sum(axis=0).tolist()
+    pass_tokens = dict(zip(names, stream_tokens, strict=False))
     quotas = plan_quotas(section, sources, pass_tokens)
     streams, ends = find_ends(streams, section, quotas, planning)
     # Whole rows of one pass, independent of seed and packing.
     held_out_ends = [
         min(section.max_validation_rows, tokens // length) * length
-        for tokens in held_out_tokens.values()
+        for tokens in stream_tokens[len(names) :]
     ]
     layouts = lay_out(streams, ends, held_out_ends, section, planning)
-    train = dict(zip(names, layouts, strict=False))
     held_out = dict(zip(names, layouts[len(names) :], strict=True))
+    rows_per_phase = (layout.rows_per_phase for layout in layouts[: len(names)])
     _warn(names, section, quotas, held_out, context)
-    dtype = dtype_name(tokenizer.vocab_size)
+    dtype = tokenizer.dtype
     shards = Shards(
         seed,
         tuple(names),
-        tuple(zip(*(layout.rows_per_phase for layout in train.values()), strict=True)),
-        section.shard_rows or max(1, SHARD_BYTES // (length * DTYPES[dtype].itemsize)),
+        tuple(zip(*rows_per_phase, strict=True)),
+        section.shard_rows or max(1, SHARD_BYTES // (length * dtype.itemsize)),
         tuple(candidates.most),
     )
     parts = tuple(
@@ -173,11 +167,11 @@ def run(inputs: Inputs, config: MixRecipe, out: Path, context: Context) -> MixSu
     plan = RowPlan(
         placed=placed,
         out=str(out),
-        dtype=dtype,
+        dtype=dtype.name,
         parts=parts,
         sent=None
         if requests is None
-        else send_tokens(requests, parts, dtype, shards.number, context),
+        else send_tokens(requests, parts, dtype.name, shards.number, context),
         sequence_length=length,
         eos=tokenizer.eos,
         pad=tokenizer.pad,
@@ -201,17 +195,17 @@ def run(inputs: Inputs, config: MixRecipe, out: Path, context: Context) -> MixSu
         out,
         planning,
     )
-    mixed = Mixed(
+    summary = describe(
+        sources,
+        quotas,
+        section,
         counts,
         laid_out,
-        pass_tokens,
-        held_out_tokens,
-        train,
-        held_out,
+        stream_tokens,
+        layouts,
         written[: len(names)],
         sum(len(entry.get("withheld", ())) for entry in entries),
     )
-    summary = describe(mixed, sources, quotas, section)
     described = asdict(summary)
     write_json(
         out / MANIFEST,
@@ -241,7 +235,7 @@ def _manifest(
     """
     manifest: PackedManifest = {
         "format": FORMAT if len(shards.phases) == 1 else FORMAT_WITH_PHASES,
-        "dtype": dtype_name(tokenizer.vocab_size),
+        "dtype": tokenizer.dtype.name,
         "sequence_length": section.sequence_length,
         "sources": list(shards.sources),
         "tokenizer": tokenizer.described(),

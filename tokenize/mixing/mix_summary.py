@@ -111,67 +111,63 @@ class MixSummary:
     withheld_rows: int
 
 
-@dataclass(frozen=True)
-class Mixed:
-    """Results of a mixture.
-
-    Attributes:
-        counts: the ledger's.
-        laid_out: documents of each source in training rows.
-        pass_tokens: of each source, tokens of one pass over its training documents,
-            with ends of text and repeats.
-        held_out_tokens: of each source, tokens of its held-out documents.
-        train, held_out: packed streams of each source.
-        validation: held-out shards of each source.
-        withheld_rows: number of emptied training rows.
-    """
-
-    counts: Counts
-    laid_out: Mapping[str, int]
-    pass_tokens: Mapping[str, int]
-    held_out_tokens: Mapping[str, int]
-    train: Mapping[str, Layout]
-    held_out: Mapping[str, Layout]
-    validation: Sequence[WrittenShard]
-    withheld_rows: int
-
-
 def describe(
-    mixed: Mixed, sources: Mapping[str, MixedSource], quotas: Quotas, section: Mix
+    sources: Mapping[str, MixedSource],
+    quotas: Quotas,
+    section: Mix,
+    counts: Counts,
+    laid_out: Mapping[str, int],
+    stream_tokens: Sequence[int],
+    layouts: Sequence[Layout],
+    validation: Sequence[WrittenShard],
+    withheld_rows: int,
 ) -> MixSummary:
     """Summarize the ledger, the requested and realised shares, and the cost of the
     packing.
+
+    Args:
+        sources, quotas, section: of the mixture.
+        counts: the ledger's.
+        laid_out: documents of each source in training rows.
+        stream_tokens: of one pass over each stream, with ends of text and repeats: the
+            training streams of all sources, then their held-out streams.
+        layouts: of the same streams.
+        validation: held-out shard of each source.
+        withheld_rows: number of emptied training rows.
     """
-    check_conservation(mixed.counts, "mix")
+    check_conservation(counts, "mix")
     names = list(sources)
     length = section.sequence_length
-    train = mixed.train
-    layouts = list(train.values())
-    tokens = sum(layout.end for layout in layouts)
-    rows_per_phase = list(
-        zip(*(layout.rows_per_phase for layout in layouts), strict=True)
-    )
-    realised = {}
-    for name, layout in train.items():
-        pass_tokens = mixed.pass_tokens[name]
-        realised[name] = RealisedSource(
-            **(asdict(layout.cost) | {"documents": mixed.laid_out[name]}),
+    train = layouts[: len(names)]
+    tokens = sum(layout.end for layout in train)
+    realised = {
+        name: RealisedSource(
+            **(asdict(layout.cost) | {"documents": laid_out[name]}),
             share=layout.end / tokens,
             available_tokens=pass_tokens,
             copies=layout.documents,
             epochs=round(layout.end / pass_tokens, 4) if pass_tokens else 0.0,
             cut_tokens=layout.tokens - layout.end,
         )
+        for name, layout, pass_tokens in zip(names, train, stream_tokens, strict=False)
+    }
     total = sum(quotas.per_source())
     requested_rows = dict(zip(names, quotas.requested_per_source(), strict=True))
+    held_out = zip(
+        names,
+        layouts[len(names) :],
+        validation,
+        stream_tokens[len(names) :],
+        strict=True,
+    )
     return MixSummary(
-        counts=mixed.counts,
-        rows=sum(layout.rows for layout in layouts),
+        counts=counts,
+        rows=sum(layout.rows for layout in train),
         tokens=tokens,
         padding_tokens=sum(part.padding_tokens for part in realised.values()),
         packing=section.packing,
         packing_cost=PackingCost(
-            *np.sum([astuple(layout.cost) for layout in layouts], 0).tolist()
+            *np.sum([astuple(layout.cost) for layout in train], 0).tolist()
         ),
         requested={
             name: {
@@ -182,7 +178,7 @@ def describe(
             for name, rows in requested_rows.items()
         },
         realised=realised,
-        stages=_phases(names, quotas, rows_per_phase, layouts, section),
+        stages=_phases(names, quotas, train, section),
         redistributed=redistributed(names, quotas, length),
         validation={
             name: {
@@ -190,13 +186,11 @@ def describe(
                 "bytes": shard.text_bytes,
                 "documents": layout.documents,
                 "tokens": shard.entry["rows"] * length,
-                "cut_tokens": mixed.held_out_tokens[name] - layout.end,
+                "cut_tokens": held_out_tokens - layout.end,
             }
-            for (name, layout), shard in zip(
-                mixed.held_out.items(), mixed.validation, strict=True
-            )
+            for name, layout, shard, held_out_tokens in held_out
         },
-        withheld_rows=mixed.withheld_rows,
+        withheld_rows=withheld_rows,
     )
 
 
@@ -239,22 +233,26 @@ def describe_redistribution(moved: Mapping[str, int]) -> str:
 def _phases(
     sources: Sequence[str],
     quotas: Quotas,
-    rows: Sequence[Sequence[int]],
     layouts: Sequence[Layout],
     section: Mix,
 ) -> list[MixedPhase]:
     ends: list[float | None] = [phase.end for phase in section.phases] or [None]
-    tokens = list(zip(*(layout.tokens_per_phase for layout in layouts), strict=True))
+    rows_of_phases = zip(*(layout.rows_per_phase for layout in layouts), strict=True)
+    tokens_of_phases = zip(
+        *(layout.tokens_per_phase for layout in layouts), strict=True
+    )
     return [
         MixedPhase(
             until=1.0 if end is None else end,
-            rows=sum(rows[number]),
-            tokens=sum(tokens[number]),
-            rows_per_source=list(rows[number]),
-            requested=_shares(sources, quotas.requested[number]),
-            realised=_shares(sources, [Fraction(part) for part in tokens[number]]),
+            rows=sum(rows),
+            tokens=sum(tokens),
+            rows_per_source=list(rows),
+            requested=_shares(sources, requested),
+            realised=_shares(sources, list(map(Fraction, tokens))),
         )
-        for number, end in enumerate(ends)
+        for end, rows, tokens, requested in zip(
+            ends, rows_of_phases, tokens_of_phases, quotas.requested, strict=True
+        )
     ]
 
 

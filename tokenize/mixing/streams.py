@@ -163,11 +163,7 @@ class Segment:
         """First token of each document in its stream, from `base`, and the end of the
         last: int64 of shape (n + 1,).
         """
-        starts = np.empty(len(self.tokens) + 1, np.int64)
-        starts[0] = base
-        np.cumsum(self.tokens + 1, out=starts[1:])
-        starts[1:] += base
-        return starts
+        return base + offsets_of(self.tokens + 1)
 
 
 def sort_segment(
@@ -247,27 +243,25 @@ def draw_again(
         streams: those that need it.
     """
     first = load_record(folder, segment_name(0, task.payload["partition"]), Segment)
-    tables = []
-    for stream in streams:
-        entries = first.of(stream)
-        arrays = [
-            np.full(len(entries.words), stream, np.int32),
-            *entries.words.T,
-            entries.time,
-            entries.part,
-            entries.offset,
-            entries.tokens,
-        ]
-        tables.append(pa.table(arrays, schema=ENTRIES_SCHEMA))
-    table = pa.concat_tables([ENTRIES_SCHEMA.empty_table(), *tables]).combine_chunks()
-    columns = columns_of(table.select(["stream", "high", "low", "time"]))
-    yield Sent(
-        pass_job(number),
-        table,
-        draws.partitions(
-            columns["stream"], words_of(columns), columns["time"], number, bits
-        ),
+    stream = np.repeat(np.arange(len(first.first) - 1), np.diff(first.first))
+    is_sent = np.isin(stream, streams)
+    arrays = [
+        column[is_sent]
+        for column in (
+            stream.astype(np.int32),
+            *first.words.T,
+            first.time,
+            first.part,
+            first.offset,
+            first.tokens,
+        )
+    ]
+    table = pa.table(arrays, schema=ENTRIES_SCHEMA)
+    columns = columns_of(table)
+    partitions = draws.partitions(
+        columns["stream"], words_of(columns), columns["time"], number, bits
     )
+    yield Sent(pass_job(number), table, partitions)
     return Done()
 
 

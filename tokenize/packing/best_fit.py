@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gristmill.core.arrays import offsets_of
 from gristmill.dataprep.text.kernels import kernel
 
 
@@ -106,17 +107,7 @@ def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
                         mark(tree, leaves + space, False)
             if dealings == len(dealt):
                 dealt = np.concatenate((dealt, np.empty_like(dealt)))
-            (
-                dealt[dealings, 0],
-                dealt[dealings, 1],
-                dealt[dealings, 2],
-                dealt[dealings, 3],
-            ) = (
-                rank,
-                first,
-                step,
-                items_per_bin,
-            )
+            dealt[dealings] = (rank, first, step, items_per_bin)
             dealings += 1
             rank += bin_count * items_per_bin
             waiting -= bin_count * items_per_bin
@@ -132,12 +123,8 @@ def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
                     free = runs[run, 3]
                 if top[remaining_space] < 0:
                     mark(tree, leaves + remaining_space, True)
-                runs[run, 0], runs[run, 1], runs[run, 2] = (
-                    first + step * (bin_count - 1),
-                    bin_count,
-                    -step,
-                )
-                runs[run, 3] = top[remaining_space]
+                last = first + step * (bin_count - 1)
+                runs[run] = (last, bin_count, -step, top[remaining_space])
                 top[remaining_space] = run
     begins[capacity:] = dealings
     return begins, dealt[:dealings].copy(), used
@@ -213,9 +200,7 @@ def bin_begins(bins: np.ndarray, number: int) -> np.ndarray:
     """Items in the bins before each of `number` bins, and all items: int64 of shape
     (number + 1,).
     """
-    begins = np.zeros(number + 1, np.int64)
-    np.cumsum(np.bincount(bins, minlength=number), out=begins[1:])
-    return begins
+    return offsets_of(np.bincount(bins, minlength=number))
 
 
 def best_fit_rows(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ from gristmill.core.arrays import offsets_of
 from gristmill.core.files import as_path
 from gristmill.dataprep.runners.shuffle import Shuffled
 from gristmill.dataprep.runners.tasks import Done, Task
-from gristmill.dataprep.shuffle_format import columns_of
+from gristmill.dataprep.shuffle_format import columns_of, group_starts, group_sums
 from gristmill.dataprep.text.kernels import kernel, pointer
 from gristmill.tokenize.document_sampling import (
     order_below,
@@ -157,16 +157,11 @@ class Contents:
         """
         begins = np.arange(len(self.row))
         length = self.length
-        if self.end is not None and len(begins):
-            is_first = np.ones(len(begins), bool)
-            is_first[1:] = (
-                (self.row[1:] != self.row[:-1])
-                | (self.copy[1:] != self.copy[:-1])
-                | (self.offset[1:] != self.offset[:-1] + self.length[:-1])
-                | (self.words[1:] != self.words[:-1]).any(axis=1)
-            )
-            begins = np.flatnonzero(is_first)
-            length = np.add.reduceat(self.length, begins)
+        if self.end is not None:
+            # The runs of a piece follow one another in their document.
+            document_start = self.offset - np.cumsum(self.length) + self.length
+            begins = group_starts(self.row, self.copy, document_start, *self.words.T)
+            length = group_sums(self.length, begins)
         return pa.table(
             [
                 self.row[begins] + first,
