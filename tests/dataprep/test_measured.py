@@ -16,7 +16,7 @@ from gristmill.flows.stages.registry import STAGES, measured_by
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.schema.prepare import STEP_SECTIONS, Step
 from tests.chat_endpoint import Endpoint
-from tests.dataprep.kneser_ney_reference import PlainModel
+from tests.dataprep.back_off_model import BackOffModel
 from tests.dataprep.small_models import write_word_vectors
 
 PROSE = (
@@ -114,7 +114,7 @@ def complete_step(
             return {name: {**section, "against": [str(folder / "items.jsonl")]}}
         case "quality" if "perplexity" in section:
             pytest.importorskip("kenlm")
-            (folder / "m.arpa").write_text(PlainModel([PROSE], 2).arpa())
+            (folder / "m.arpa").write_text(BackOffModel([PROSE], 2).arpa())
             perplexity = {**section["perplexity"], "kenlm": str(folder / "m.arpa")}
             return {name: {**section, "perplexity": perplexity}}
         case "dedup_semantic" | "cluster":

@@ -8,7 +8,7 @@ import random
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.quality import quality
 from gristmill.dataprep.quality.perplexity import (
@@ -26,7 +25,8 @@ from gristmill.dataprep.quality.perplexity import (
     perplexities,
 )
 from gristmill.mixtures.steps.quality import Quality
-from tests.dataprep.kneser_ney_reference import PlainModel
+from tests.dataprep.back_off_model import BackOffModel
+from tests.dataprep.document_shards import MakeContext, WriteIngest
 
 WORDS = "the a cat dog sat ran on mat big red".split()
 
@@ -83,7 +83,7 @@ def test_arpa_file_scores_equal_the_definition_without_empty_lines(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("kenlm")
-    path, plain = tmp_path / "model.arpa", PlainModel(random_texts(3, 50), 4)
+    path, plain = tmp_path / "model.arpa", BackOffModel(random_texts(3, 50), 4)
     path.write_text(plain.arpa())
     scored_texts = [
         *random_texts(4, 20),
@@ -138,7 +138,7 @@ def write_kenlm_binary(arpa: Path, binary: Path) -> None:
 
 def test_binary_kenlm_model_scores_like_its_arpa_file(tmp_path: Path) -> None:
     arpa, binary = tmp_path / "model.arpa", tmp_path / "model.bin"
-    arpa.write_text(PlainModel(random_texts(3, 50), 4).arpa())
+    arpa.write_text(BackOffModel(random_texts(3, 50), 4).arpa())
     write_kenlm_binary(arpa, binary)
     assert binary.read_bytes().startswith(b"mmap lm http://kheafield.com/code")
     scored_texts = as_array(
@@ -173,15 +173,15 @@ def corpus() -> Iterator[tuple[str, str, str]]:
 
 
 def test_stage_scores_and_buckets_for_any_shards(
-    write_ingest: Callable[..., Path],
+    write_ingest: WriteIngest,
     tmp_path: Path,
-    make_context: Callable[..., Context],
+    make_context: MakeContext,
 ) -> None:
     pytest.importorskip("kenlm")
     documents = [*corpus(), ("web", "empty", " ")]
     model = tmp_path / "wiki.arpa"
     wiki = [text for source, _, text in documents if source == "wiki"]
-    model.write_text(PlainModel(wiki, 3).arpa())
+    model.write_text(BackOffModel(wiki, 3).arpa())
     config: dict[str, Any] = {
         "perplexity": {"kenlm": str(model), "buckets": [0.3, 0.6]},
         "sources": ["web"],

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.fasttext.fasttext_files import read_model
@@ -38,7 +37,8 @@ from gristmill.dataprep.quality.labelled_examples import (
 )
 from gristmill.dataprep.quality.separation import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
-from tests.dataprep.kneser_ney_reference import PlainModel
+from tests.dataprep.back_off_model import BackOffModel
+from tests.dataprep.document_shards import MakeContext, WriteIngest
 from tests.dataprep.random_models import Shape, write_classifier, write_model
 
 SECTION = {
@@ -62,8 +62,16 @@ def text(words: list[str], number: int) -> str:
     )
 
 
+def labelled(number: int, first: int = 0) -> list[tuple[bool, str]]:
+    """Good and bad texts in turn."""
+    return [
+        (place % 2 == 0, text(BAD if place % 2 else GOOD, first + place))
+        for place in range(number)
+    ]
+
+
 @pytest.fixture
-def ingest(write_ingest: Callable[..., Path]) -> Path:
+def ingest(write_ingest: WriteIngest) -> Path:
     """Three shards of two easily separated sources and a third one between them."""
     documents = [("books", f"b{n}", text(GOOD, n)) for n in range(150)]
     documents += [("ads", f"a{n}", text(BAD, 1000 + n)) for n in range(150)]
@@ -74,6 +82,25 @@ def ingest(write_ingest: Callable[..., Path]) -> Path:
     return write_ingest(
         "ingest", [documents[:120], documents[120:240], documents[240:]]
     )
+
+
+@pytest.fixture
+def run(
+    make_context: MakeContext, tmp_path: Path, request: pytest.FixtureRequest
+) -> Callable[..., quality.QualitySummary]:
+    """Run the stage, by default on `ingest` and into the folder `out`."""
+
+    def running(
+        config: dict[str, Any],
+        name: str = "out",
+        ingest: Path | None = None,
+        **settings: Any,
+    ) -> quality.QualitySummary:
+        ingest = ingest or request.getfixturevalue("ingest")
+        context = make_context(f"{name}.work", **settings)
+        return quality.run({"ingest": ingest}, config, tmp_path / name, context)
+
+    return running
 
 
 @given(st.text())
@@ -189,10 +216,7 @@ def test_draw_depends_on_seed_and_id_alone() -> None:
 
 @pytest.mark.slow
 def test_training_is_deterministic(tmp_path: Path) -> None:
-    examples = [
-        (number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, number))
-        for number in range(200)
-    ]
+    examples = labelled(200)
     once, again = (train(examples, SETTINGS, 5, tmp_path) for _ in range(2))
     assert once == again
     assert train(examples, SETTINGS, 6, tmp_path) != once
@@ -211,15 +235,10 @@ def test_failed_training_names_the_reason(
 
 
 def test_stage_separates_easy_sources_and_scores_every_document(
-    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
+    run: Any, ingest: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    summary = quality.run(
-        {"ingest": ingest},
-        {"classifier": SECTION, "seed": 1},
-        out,
-        make_context("work"),
-    )
+    summary = run({"classifier": SECTION, "seed": 1})
     assert summary.auc > 0.97
     assert sum(summary.training_documents.values()) + summary.held_out == 300
     assert 40 <= summary.held_out <= 110
@@ -231,14 +250,9 @@ def test_stage_separates_easy_sources_and_scores_every_document(
     }
     assert all(len(bins) == 20 for bins in summary.histogram.values())
     scores: dict[str, list[float]] = {}
-    for shard in shard_names(ingest):
-        documents = read_table(ingest / shard).to_pylist()
-        for document, row in zip(
-            documents, read_table(out / shard).to_pylist(), strict=True
-        ):
-            assert document["id"] == row["id"]
-            assert 0.0 <= row["quality"] <= 1.0
-            scores.setdefault(document["source"], []).append(row["quality"])
+    for row in read_rows(out, ingest):
+        assert 0.0 <= row["quality"] <= 1.0
+        scores.setdefault(row["source"], []).append(row["quality"])
     assert np.mean(scores["books"]) > 0.8
     assert np.mean(scores["ads"]) < 0.2
     model = load_model(str(out / "model.bin"), "as written")
@@ -251,10 +265,7 @@ def test_stage_separates_easy_sources_and_scores_every_document(
 
 @pytest.mark.slow
 def test_workers_and_resumption_write_the_same_bytes(
-    ingest: Path,
-    tmp_path: Path,
-    make_context: Callable[..., Context],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Any, ingest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {
         "classifier": SECTION,
@@ -263,7 +274,7 @@ def test_workers_and_resumption_write_the_same_bytes(
         "keep_top": 0.6,
     }
     once, again = tmp_path / "once", tmp_path / "again"
-    first = quality.run({"ingest": ingest}, config, once, make_context("work1"))
+    first = run(config, "once")
     original = quality.write_table
 
     def failing(path: Path, table: Any) -> None:
@@ -274,32 +285,23 @@ def test_workers_and_resumption_write_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(quality, "write_table", failing)
         with pytest.raises(Exception, match="No space left"):
-            quality.run(
-                {"ingest": ingest}, config, again, make_context("work2", workers=2)
-            )
+            run(config, "again", workers=2)
     assert (again / "model.bin").exists()
     monkeypatch.setattr(
         quality_models,
         "train",
         lambda *arguments: pytest.fail("the model was there already"),
     )
-    assert (
-        quality.run({"ingest": ingest}, config, again, make_context("work2", workers=2))
-        == first
-    )
+    assert run(config, "again", workers=2) == first
     files = {path.name: path.read_bytes() for path in once.iterdir()}
     assert {path.name: path.read_bytes() for path in again.iterdir()} == files
     assert set(files) == {"model.bin", *shard_names(ingest)}
     assert first.counts["dropped"]["quality/min_quality"] > 100
 
 
-def test_training_ignores_which_sources_are_judged(
-    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
-) -> None:
+def test_training_ignores_which_sources_are_judged(run: Any) -> None:
     config = {"classifier": SECTION, "seed": 1, "min_quality": 0.5, "sources": ["web"]}
-    summary = quality.run(
-        {"ingest": ingest}, config, tmp_path / "out", make_context("work")
-    )
+    summary = run(config)
     assert summary.auc > 0.97
     assert set(summary.histogram) == {"web"}
     assert summary.counts["sources"]["ads"]["kept"] == 150
@@ -318,15 +320,11 @@ def test_training_ignores_which_sources_are_judged(
     ],
 )
 def test_class_without_documents_is_an_error_with_its_sources(
-    ingest: Path,
-    tmp_path: Path,
-    make_context: Callable[..., Context],
-    change: dict[str, Any],
-    message: str,
+    run: Any, change: dict[str, Any], message: str
 ) -> None:
     config = {"classifier": {**SECTION, **change}, "seed": 1}
     with pytest.raises((QualityError, ValueError), match=message):
-        quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+        run(config)
 
 
 @pytest.mark.parametrize(
@@ -359,14 +357,14 @@ def read_rows(out: Path, ingest: Path) -> list[dict[str, Any]]:
             read_table(out / shard).to_pylist(),
             strict=True,
         )
-        rows += [{**document, **judged} for document, judged in pairs]
+        for document, judged in pairs:
+            assert document["id"] == judged["id"]
+            rows.append({**document, **judged})
     return rows
 
 
 def test_keep_top_keeps_the_exact_share_for_any_shards(
-    write_ingest: Callable[..., Path],
-    tmp_path: Path,
-    make_context: Callable[..., Context],
+    run: Any, write_ingest: WriteIngest, tmp_path: Path
 ) -> None:
     # Every text occurs seven times, so that the cut goes through documents of the same
     # score.
@@ -384,9 +382,7 @@ def test_keep_top_keeps_the_exact_share_for_any_shards(
     config = {"classifier": classifier, "keep_top": 0.32, "seed": 5}
     kept = []
     for name, ingest in (("a", single_shard), ("b", three_shards)):
-        summary = quality.run(
-            {"ingest": ingest}, config, tmp_path / name, make_context(f"work {name}")
-        )
+        summary = run(config, name, ingest)
         rows = read_rows(tmp_path / name, ingest)
         kept.append({row["locator"] for row in rows if row["keep"]})
         assert summary.counts["dropped"] == {"quality/keep_top": 95}
@@ -396,12 +392,7 @@ def test_keep_top_keeps_the_exact_share_for_any_shards(
         assert max(row["quality"] for row in rows if not row["keep"]) <= cut.score
     assert kept[0] == kept[1]
     assert len(kept[0]) == 45
-    other_seed = quality.run(
-        {"ingest": single_shard},
-        {**config, "seed": 6},
-        tmp_path / "c",
-        make_context("work c"),
-    )
+    other_seed = run({**config, "seed": 6}, "c", single_shard)
     assert other_seed.cuts["all"].score == summary.cuts["all"].score
     # ties by seed
     assert {
@@ -411,12 +402,10 @@ def test_keep_top_keeps_the_exact_share_for_any_shards(
 
 @pytest.mark.slow
 def test_per_source_keeps_the_best_share_of_every_source(
-    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
+    run: Any, ingest: Path, tmp_path: Path
 ) -> None:
     config = {"classifier": SECTION, "seed": 1, "keep_top": 0.1, "per_source": True}
-    summary = quality.run(
-        {"ingest": ingest}, config, tmp_path / "out", make_context("work")
-    )
+    summary = run(config)
     assert {source: (cut.kept, cut.of) for source, cut in summary.cuts.items()} == {
         "ads": (15, 150),
         "books": (15, 150),
@@ -432,9 +421,7 @@ def test_per_source_keeps_the_best_share_of_every_source(
     # every source has its own
     assert summary.scores["quality"]["separation"]["at_cut"] is None
     together = {**config, "per_source": False}
-    summary = quality.run(
-        {"ingest": ingest}, together, tmp_path / "together", make_context("work 2")
-    )
+    summary = run(together, "together")
     at_cut = summary.scores["quality"]["separation"]["at_cut"]
     assert at_cut["cut"] == summary.cuts["all"].score
     assert at_cut["precision"] > 0.95
@@ -442,9 +429,9 @@ def test_per_source_keeps_the_best_share_of_every_source(
 
 
 def test_unscorable_document_is_quarantined_and_not_ranked(
-    write_ingest: Callable[..., Path],
+    run: Any,
+    write_ingest: WriteIngest,
     tmp_path: Path,
-    make_context: Callable[..., Context],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fragile(predictor: Predictor, texts: pa.Array, section: Classifier) -> Any:
@@ -456,19 +443,17 @@ def test_unscorable_document_is_quarantined_and_not_ranked(
     documents = [("web", str(n), text(GOOD, n)) for n in range(10)] + [
         ("web", "bad", "poison")
     ]
-    inputs = {"ingest": write_ingest("ingest", [documents[5:], documents[:5]])}
+    ingest = write_ingest("ingest", [documents[5:], documents[:5]])
     config = {
         "classifier": write_classifier(tmp_path, GOOD),
         "keep_top": 0.5,
         "max_quarantined": 0.2,
     }
-    summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
+    summary = run(config, ingest=ingest)
     assert (summary.counts["kept"], summary.counts["quarantined"]) == (5, 1)
     assert summary.counts["dropped"] == {"quality/keep_top": 5}
     (bad,) = [
-        row
-        for row in read_rows(tmp_path / "out", inputs["ingest"])
-        if row["locator"] == "bad"
+        row for row in read_rows(tmp_path / "out", ingest) if row["locator"] == "bad"
     ]
     assert (bad["reason"], bad["error"], bad["quality"]) == (
         "quarantine",
@@ -478,16 +463,14 @@ def test_unscorable_document_is_quarantined_and_not_ranked(
 
 
 def test_shards_without_judged_documents_are_allowed(
-    write_ingest: Callable[..., Path],
-    tmp_path: Path,
-    make_context: Callable[..., Context],
+    run: Any, write_ingest: WriteIngest, tmp_path: Path
 ) -> None:
     web = [("web", "1", text(GOOD, 1)), ("web", "2", text(BAD, 2))]
     prose = [("prose", str(number), text(GOOD, number)) for number in range(8)]
-    inputs = {"ingest": write_ingest("ingest", [prose, web, []])}
+    ingest = write_ingest("ingest", [prose, web, []])
     pytest.importorskip("kenlm")
     model = tmp_path / "prose.arpa"
-    model.write_text(PlainModel([text for _, _, text in prose], 2).arpa())
+    model.write_text(BackOffModel([text for _, _, text in prose], 2).arpa())
     perplexity = {"kenlm": str(model), "buckets": [0.5, 0.5]}
     config = {
         "classifier": write_classifier(tmp_path, GOOD),
@@ -496,20 +479,16 @@ def test_shards_without_judged_documents_are_allowed(
         "sources": ["web"],
         "per_source": True,
     }
-    summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
+    summary = run(config, ingest=ingest)
     assert (summary.counts["read"], summary.counts["kept"]) == (10, 9)
     # the first score that is configured
     assert summary.cuts["web"].by == "quality"
-    nobody = quality.run(
-        inputs, {**config, "sources": ["mail"]}, tmp_path / "none", make_context("none")
-    )
+    nobody = run({**config, "sources": ["mail"]}, "none", ingest)
     assert nobody.counts["kept"] == 10
     assert nobody.cuts == {}
 
 
-def test_files_can_provide_the_classes(
-    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
-) -> None:
+def test_files_can_provide_the_classes(run: Any, tmp_path: Path) -> None:
     good = tmp_path / "good.txt.gz"
     good.write_bytes(
         gzip.compress(
@@ -526,28 +505,20 @@ def test_files_can_provide_the_classes(
         "negative_files": [str(bad)],
     }
     config = {"classifier": {**SECTION, **files}, "seed": 1}
-    summary = quality.run(
-        {"ingest": ingest}, config, tmp_path / "out", make_context("work")
-    )
+    summary = run(config)
     assert sum(summary.training_documents.values()) + summary.held_out == 120 + 60 + 150
     assert summary.auc > 0.97
     bad.write_text('{"text": 3}\n')
     with pytest.raises(LabelledFileError, match=r"bad\.jsonl, record 1: .*'text'"):
-        quality.run(
-            {"ingest": ingest}, config, tmp_path / "again", make_context("work 2")
-        )
+        run(config, "again")
 
 
 @pytest.mark.slow
 def test_given_model_scores_and_the_classes_measure_it(
-    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
+    run: Any, ingest: Path, tmp_path: Path
 ) -> None:
-    examples = [
-        (number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, 5000 + number))
-        for number in range(200)
-    ]
     model = tmp_path / "given.bin"
-    model.write_bytes(train(examples, SETTINGS, 5, tmp_path))
+    model.write_bytes(train(labelled(200, 5000), SETTINGS, 5, tmp_path))
     settings = {
         "model": str(model),
         "positive": ["books"],
@@ -555,27 +526,20 @@ def test_given_model_scores_and_the_classes_measure_it(
         "holdout": 0.5,
     }
     config = {"classifier": settings, "min_quality": 0.5, "seed": 1}
-    summary = quality.run(
-        {"ingest": ingest}, config, tmp_path / "out", make_context("work")
-    )
+    summary = run(config)
     assert summary.auc > 0.97
     assert summary.training_documents == {}
     # nothing was trained
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(
         shard_names(ingest)
     )
-    alone = quality.run(
-        {"ingest": ingest},
-        {"classifier": {"model": str(model)}},
-        tmp_path / "b",
-        make_context("b"),
-    )
+    alone = run({"classifier": {"model": str(model)}}, "b")
     assert alone.auc is None
     wrong = {"classifier": {"model": str(model), "label": "__label__hq"}}
     with pytest.raises(
         ClassifierError, match=r"'__label__hq'.*__label__negative, __label__positive"
     ):
-        quality.run({"ingest": ingest}, wrong, tmp_path / "c", make_context("c"))
+        run(wrong, "c")
 
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quality"
@@ -584,9 +548,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quali
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the real data sets are not here")
 def test_real_headlines_are_separated_from_clickbait(
-    write_ingest: Callable[..., Path],
-    tmp_path: Path,
-    make_context: Callable[..., Context],
+    run: Any, write_ingest: WriteIngest
 ) -> None:
     documents = []
     for source in ("clickbait", "non_clickbait"):
@@ -605,13 +567,8 @@ def test_real_headlines_are_separated_from_clickbait(
         "epochs": 10,
         "buckets": 20_000,
     }
-    inputs = {"ingest": write_ingest("ingest", [documents])}
-    summary = quality.run(
-        inputs,
-        {"classifier": section, "seed": 1},
-        tmp_path / "out",
-        make_context("work"),
-    )
+    ingest = write_ingest("ingest", [documents])
+    summary = run({"classifier": section, "seed": 1}, ingest=ingest)
     assert summary.auc > 0.98
 
 
@@ -622,11 +579,9 @@ def test_real_headlines_are_separated_from_clickbait(
 def test_fewer_documents_are_trained_for_more_epochs(
     documents: int, epochs: int
 ) -> None:
-    assert epochs_of(Classifier(positive=("a",), negative=("b",)), documents) == epochs
-    assert (
-        epochs_of(Classifier(positive=("a",), negative=("b",), epochs=7), documents)
-        == 7
-    )
+    section = Classifier(positive=("a",), negative=("b",))
+    assert epochs_of(section, documents) == epochs
+    assert epochs_of(section.model_copy(update={"epochs": 7}), documents) == 7
 
 
 @pytest.mark.slow
@@ -661,9 +616,9 @@ def test_default_settings_learn_from_few_documents(tmp_path: Path) -> None:
 
 
 def test_classifier_no_better_than_length_is_warned_about(
-    write_ingest: Callable[..., Path],
+    write_ingest: WriteIngest,
+    make_context: MakeContext,
     tmp_path: Path,
-    make_context: Callable[..., Context],
 ) -> None:
     rng = random.Random(5)
     noise = [
