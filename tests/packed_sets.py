@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.core.files import write_json
 from gristmill.tokenize.packed import PackedSet
@@ -32,8 +35,10 @@ def write_packed_set(
     rows_per_source: Mapping[str, int],
     tokenizer: TokenizerEntry,
     validation: Mapping[str, np.ndarray] | None = None,
+    pieces: pa.Table | None = None,
+    shard_rows: int | None = None,
 ) -> None:
-    """Write a whole packed set from memory, one shard, with no document pieces.
+    """Write a whole packed set from memory.
 
     Args:
         folder: of the set.
@@ -41,6 +46,8 @@ def write_packed_set(
         rows_per_source: source -> rows, R together.
         tokenizer: of the tokens.
         validation: source -> (n, L) tokens.
+        pieces: PIECES_SCHEMA, of the training rows; none by default.
+        shard_rows: rows per shard; all by default.
 
     Raises:
         PackedSetError: the counts do not sum to R, or a token is outside the
@@ -59,9 +66,17 @@ def write_packed_set(
                 f"{tokenizer['vocab_size']}"
             )
     no_pieces = PIECES_SCHEMA.empty_table()
-    shard = write_rows(
-        folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), no_pieces
-    )
+    row = pc.field("row")
+    step = shard_rows or max(len(rows), 1)
+    shards = [
+        write_rows(
+            folder / train_name(number),
+            rows[first : first + step].astype(DTYPES[name]),
+            (pieces or no_pieces).filter((row >= first) & (row < first + step)),
+            first,
+        )
+        for number, first in enumerate(range(0, max(len(rows), 1), step))
+    ]
     held_out = {
         source: write_rows(
             folder / validation_name(source), part.astype(DTYPES[name]), no_pieces
@@ -78,10 +93,32 @@ def write_packed_set(
         "train": {
             "rows": len(rows),
             "rows_per_source": list(rows_per_source.values()),
-            "shards": [shard],
+            "shards": shards,
         },
     }
     write_json(folder / MANIFEST, manifest)
+
+
+def piece_table(**columns: Sequence[object] | np.ndarray) -> pa.Table:
+    """Table of pieces from its columns; `source`, `copy` and `offset` are 0 if they are
+    missing.
+    """
+    zeros = [0] * len(columns["row"])
+    return pa.table(
+        {name: columns.get(name, zeros) for name in PIECES_SCHEMA.names}, PIECES_SCHEMA
+    )
+
+
+def tokens_of(tokens: np.ndarray, piece: Mapping[str, Any]) -> list[int]:
+    """Tokens of a piece, from those of all rows."""
+    start: int = piece["start"]
+    return tokens[piece["row"], start : start + piece["length"]].tolist()
+
+
+def part_of(document: Sequence[int], piece: Mapping[str, Any]) -> Sequence[int]:
+    """Part of a document that a piece holds."""
+    offset: int = piece["offset"]
+    return document[offset : offset + piece["length"]]
 
 
 def verify(packed: PackedSet, deep: bool = False) -> None:

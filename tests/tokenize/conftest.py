@@ -134,6 +134,20 @@ class Stages:
     ) -> encode.TokenizeSummary:
         return encode.run(inputs, {}, self.root / name, self.context(name, workers))
 
+    def tokenized(
+        self,
+        inputs: Mapping[str, Path],
+        sources: Sequence[str],
+        prefix: str = "",
+        **section: Any,
+    ) -> dict[str, Path]:
+        """Inputs with a tokenizer learnt from them, and their tokens."""
+        name = f"{prefix}tokenizer"
+        self.tokenizer(name, inputs, sources, **section)
+        inputs = {**inputs, "tokenizer": self.root / name}
+        self.tokenize(f"{prefix}tokenize", inputs)
+        return {**inputs, "tokenize": self.root / f"{prefix}tokenize"}
+
     def mix(
         self,
         name: str,

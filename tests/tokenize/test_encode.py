@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 from gristmill.dataprep.conservation import QuarantineError
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.runners.tasks import Task
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding import encode
 from gristmill.tokenize.encoding.token_report import GroupTokens
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 
+SHARDS = ("part-00000", "part-00001")
+
 
 @pytest.fixture
-def inputs(stages: Any) -> dict[str, Path]:
+def inputs(stages: Any) -> Inputs:
     documents = [
         *stages.documents("prose", 30),
         *stages.documents("code", 20),
@@ -46,24 +51,46 @@ def inputs(stages: Any) -> dict[str, Path]:
     return {**inputs, "tokenizer": stages.root / "tokenizer"}
 
 
-def test_lossy_tokenizer_is_warned_about(stages: Any, inputs: dict[str, Path]) -> None:
+def change_tokenizer(
+    stages: Any, inputs: Inputs, change: Callable[[Tokenizer], object]
+) -> Path:
+    """Commit a changed copy of the tokenizer and return its folder."""
+    tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))
+    change(tokenizer)
+    path = stages.root / "changed.json"
+    tokenizer.save(str(path))
+    stages.tokenizer("changed", {}, [], path=str(path))
+    return stages.root / "changed"
+
+
+def normalize(normalizer: normalizers.Normalizer) -> Callable[[Tokenizer], object]:
+    return lambda tokenizer: setattr(tokenizer, "normalizer", normalizer)
+
+
+def encoded(
+    folder: Path, shard: str = "part-00000"
+) -> list[tuple[dict[str, Any], list[int]]]:
+    """Documents of a shard, and the tokens at their offsets."""
+    tokens = np.fromfile(folder / f"{shard}.tokens.bin", "<u2")
+    return [
+        (doc, tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist())
+        for doc in pq.read_table(folder / f"{shard}.docs.parquet").to_pylist()
+    ]
+
+
+def test_lossy_tokenizer_is_warned_about(stages: Any, inputs: Inputs) -> None:
     assert stages.tokenize("out", inputs).changed_documents == 0
-    content = json.loads((inputs["tokenizer"] / "tokenizer.json").read_text())
-    path = stages.root / "lower.json"
-    path.write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
-    stages.tokenizer("given", {}, [], path=str(path))
+    lower = change_tokenizer(stages, inputs, normalize(normalizers.Lowercase()))
     loud = stages.ingest(
         "loud",
         [("prose", "a", "GRIST and mill"), ("prose", "b", "mill"), ("prose", "c", "")],
     )
-    summary = stages.tokenize(
-        "lower", {"ingest": loud, "tokenizer": stages.root / "given"}
-    )
+    summary = stages.tokenize("lower", {"ingest": loud, "tokenizer": lower})
     assert (summary.decoded_documents, summary.changed_documents) == (3, 1)
     assert "1 of 3 documents" in stages.warnings("lower")[0]
 
 
-def test_decoding_check_is_bounded(inputs: dict[str, Path]) -> None:
+def test_decoding_check_is_bounded(inputs: Inputs) -> None:
     tokenizer = load(inputs["tokenizer"])
     texts = ["ab " * 3000, "cd " * 3000, "ef " * 3000]
     data, offsets = text_buffers(pa.array(texts, pa.large_string()))
@@ -74,7 +101,7 @@ def test_decoding_check_is_bounded(inputs: dict[str, Path]) -> None:
 
 
 def test_documents_that_gigatoken_splits_differently_are_encoded_by_the_library(
-    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    stages: Any, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U+088F is a letter since Unicode 17: gigatoken takes it to the word before, the
     library does not.
@@ -93,15 +120,6 @@ def test_documents_that_gigatoken_splits_differently_are_encoded_by_the_library(
     tokenizer = load(inputs["tokenizer"])
     expected = [encoding.ids for encoding in tokenizer.encode(texts)]
 
-    def encoded(out: str) -> list[list[int]]:
-        stages.tokenize(out, {"ingest": ingest, "tokenizer": inputs["tokenizer"]})
-        docs = pq.read_table(stages.root / out / "part-00000.docs.parquet").to_pylist()
-        tokens = np.fromfile(stages.root / out / "part-00000.tokens.bin", "<u2")
-        return [
-            tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
-            for doc in docs
-        ]
-
     by_library, library_texts = encode.FastEncoder.encode_with_library, list[str]()
     monkeypatch.setattr(
         encode.FastEncoder,
@@ -113,7 +131,9 @@ def test_documents_that_gigatoken_splits_differently_are_encoded_by_the_library(
     for batch_bytes in (encode.BATCH_BYTES, 1):
         monkeypatch.setattr(encode, "BATCH_BYTES", batch_bytes)
         library_texts.clear()
-        assert encoded(f"out-{batch_bytes}") == expected
+        out = f"out-{batch_bytes}"
+        stages.tokenize(out, {"ingest": ingest, "tokenizer": inputs["tokenizer"]})
+        assert [ids for _, ids in encoded(stages.root / out)] == expected
         assert [text for text in library_texts if text in texts[:2] + texts[3:]] == [
             texts[1],
             texts[4],
@@ -121,7 +141,7 @@ def test_documents_that_gigatoken_splits_differently_are_encoded_by_the_library(
 
 
 def test_full_disk_fails_the_shard(
-    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    stages: Any, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are flushed while their tables are made."""
     sync = os.fsync
@@ -146,26 +166,24 @@ def test_full_disk_fails_the_shard(
 
 
 def test_ids_of_each_kept_document_are_at_its_offset(
-    stages: Any, inputs: dict[str, Path]
+    stages: Any, inputs: Inputs
 ) -> None:
-    summary, tokenizer, total = (
-        stages.tokenize("out", inputs),
-        load(inputs["tokenizer"]),
-        0,
-    )
-    for shard in ("part-00000", "part-00001"):
+    summary = stages.tokenize("out", inputs)
+    tokenizer, total = load(inputs["tokenizer"]), 0
+    for shard in SHARDS:
         documents = pq.read_table(inputs["ingest"] / f"{shard}.parquet")
-        docs = pq.read_table(stages.root / "out" / f"{shard}.docs.parquet").to_pylist()
-        tokens = np.fromfile(stages.root / "out" / f"{shard}.tokens.bin", "<u2")
+        encoded_documents = encoded(stages.root / "out", shard)
         kept = [
             row
             for row, locator in enumerate(documents["locator"].to_pylist())
             if not locator.endswith("7")
         ]
-        assert [doc["row"] for doc in docs] == kept
-        for doc in docs:
+        assert [doc["row"] for doc, _ in encoded_documents] == kept
+        place = 0
+        for doc, ids in encoded_documents:
             text = documents["text"][doc["row"]].as_py()
-            ids = tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
+            assert doc["offset"] == place
+            place += len(ids)
             assert tokenizer.decode(ids) == text
             assert ids == tokenizer.encode([text])[0].ids
             assert (doc["bytes"], doc["id"]) == (
@@ -173,9 +191,10 @@ def test_ids_of_each_kept_document_are_at_its_offset(
                 documents["id"][doc["row"]].as_py(),
             )
             assert doc["source"] == documents["source"][doc["row"]].as_py()
-        assert sum(doc["tokens"] for doc in docs) == len(tokens)
-        assert tokenizer.eos not in tokens
-        total += len(tokens)
+            assert tokenizer.eos not in ids
+        path = stages.root / "out" / f"{shard}.tokens.bin"
+        assert path.stat().st_size == 2 * place
+        total += place
     assert summary.tokens == total == sum(summary.tokens_per_source.values())
     assert (summary.counts["read"], summary.counts["kept"], summary.dtype) == (
         51 - 5,
@@ -186,7 +205,7 @@ def test_ids_of_each_kept_document_are_at_its_offset(
 
 
 def test_workers_and_batches_do_not_change_the_bytes(
-    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    stages: Any, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages.tokenize("one", inputs)
     stages.tokenize("two", inputs, workers=2)
@@ -223,7 +242,7 @@ class Picky:
 
 
 def test_failing_document_is_quarantined_alone(
-    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    stages: Any, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encode, "_encoder", lambda tokenizer: "of a test")
     monkeypatch.setattr(encode, "_load_once", lambda folder: Picky(load(Path(folder))))
@@ -238,30 +257,14 @@ def test_failing_document_is_quarantined_alone(
     assert {row["error"] for row in quarantined} == {"OverflowError: too odd"}
     monkeypatch.undo()
     stages.tokenize("whole", inputs)
-    for shard in ("part-00000", "part-00001"):
-        docs, all_docs = (
-            pq.read_table(stages.root / name / f"{shard}.docs.parquet").to_pylist()
-            for name in ("out", "whole")
-        )
-        tokens, all_tokens = (
-            np.fromfile(stages.root / name / f"{shard}.tokens.bin", "<u2")
-            for name in ("out", "whole")
-        )
-        reference = {
-            doc["id"]: all_tokens[
-                doc["offset"] : doc["offset"] + doc["tokens"]
-            ].tolist()
-            for doc in all_docs
-        }
-        for doc in docs:
-            assert (
-                tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
-                == reference[doc["id"]]
-            )
+    for shard in SHARDS:
+        whole = {doc["id"]: ids for doc, ids in encoded(stages.root / "whole", shard)}
+        for doc, ids in encoded(stages.root / "out", shard):
+            assert ids == whole[doc["id"]]
 
 
 def test_too_many_failures_fail_the_stage(
-    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    stages: Any, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: TextTokenizer, texts: list[str]) -> Any:
         raise OverflowError("always")
@@ -273,28 +276,21 @@ def test_too_many_failures_fail_the_stage(
 
 
 @pytest.mark.slow
-def test_large_vocabulary_is_written_as_uint32(
-    stages: Any, inputs: dict[str, Path]
-) -> None:
+def test_large_vocabulary_is_written_as_uint32(stages: Any, inputs: Inputs) -> None:
     """70,000 words as added tokens push the vocabulary over 65,536."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))
-    tokenizer.add_tokens([f"word{number}" for number in range(70_000)])
-    path = stages.root / "large.json"
-    tokenizer.save(str(path))
+    words = [f"word{number}" for number in range(70_000)]
+    large = change_tokenizer(
+        stages, inputs, lambda tokenizer: tokenizer.add_tokens(words)
+    )
     ingest = {"ingest": stages.ingest("few", [("prose", "a", "word1 word69999")])}
-    stages.tokenizer("large", ingest, ["prose"], path=str(path))
-    summary = stages.tokenize("out", {**ingest, "tokenizer": stages.root / "large"})
+    summary = stages.tokenize("out", {**ingest, "tokenizer": large})
     assert summary.dtype == "uint32"
     tokens = np.fromfile(stages.root / "out" / "part-00000.tokens.bin", "<u4")
-    assert load(stages.root / "large").decode(tokens.tolist()) == "word1 word69999"
+    assert load(large).decode(tokens.tolist()) == "word1 word69999"
     assert tokens.max() > 65_536
 
 
-def test_resumed_attempt_writes_the_same_bytes(
-    stages: Any, inputs: dict[str, Path]
-) -> None:
+def test_resumed_attempt_writes_the_same_bytes(stages: Any, inputs: Inputs) -> None:
     stages.tokenize("out", inputs)
     before = stages.files("out")
     (stages.root / "out" / "part-00001.docs.parquet").unlink()
@@ -304,7 +300,7 @@ def test_resumed_attempt_writes_the_same_bytes(
 
 
 def test_report_counts_tokens_per_source_and_language(
-    stages: Any, inputs: dict[str, Path]
+    stages: Any, inputs: Inputs
 ) -> None:
     langid = stages.annotate(
         "langid",
@@ -318,7 +314,7 @@ def test_report_counts_tokens_per_source_and_language(
     )
     summary = stages.tokenize("out", {**inputs, "langid": langid})
     tokenizer, texts = load(inputs["tokenizer"]), {}
-    for shard in ("part-00000", "part-00001"):
+    for shard in SHARDS:
         for row in pq.read_table(inputs["ingest"] / f"{shard}.parquet").to_pylist():
             if not row["locator"].endswith("7"):
                 texts[row["locator"]] = row["text"]
@@ -356,15 +352,9 @@ def test_report_counts_tokens_per_source_and_language(
 
 
 def test_summary_names_the_reason_for_encoding_by_the_library(
-    stages: Any, inputs: dict[str, Path]
+    stages: Any, inputs: Inputs
 ) -> None:
-    from tokenizers import Tokenizer, normalizers
-
-    tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))
-    tokenizer.normalizer = normalizers.NFKC()
-    path = stages.root / "nfkc.json"
-    tokenizer.save(str(path))
-    stages.tokenizer("nfkc", {"ingest": inputs["ingest"]}, ["prose"], path=str(path))
-    summary = stages.tokenize("out", {**inputs, "tokenizer": stages.root / "nfkc"})
+    nfkc = change_tokenizer(stages, inputs, normalize(normalizers.NFKC()))
+    summary = stages.tokenize("out", {**inputs, "tokenizer": nfkc})
     assert re.search("tokenizers library.*normalizer is NFKC", summary.encoder)
     assert summary.sources == stages.tokenize("whole", inputs).sources

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
+from gristmill.dataprep.documents import Inputs
 from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
@@ -27,7 +28,7 @@ SECTION = {
 
 
 @pytest.fixture
-def prepared(stages: Any) -> dict[str, Path]:
+def prepared(stages: Any) -> Inputs:
     inputs = {
         "ingest": stages.ingest(
             "ingest",
@@ -35,14 +36,11 @@ def prepared(stages: Any) -> dict[str, Path]:
             3,
         )
     }
-    stages.tokenizer("tokenizer", inputs, ["prose", "code"])
-    inputs["tokenizer"] = stages.root / "tokenizer"
-    stages.tokenize("tokenize", inputs)
-    return {**inputs, "tokenize": stages.root / "tokenize"}
+    return stages.tokenized(inputs, ["prose", "code"])
 
 
 def test_rows_of_excluded_documents_are_blanked_and_every_other_row_stays(
-    stages: Any, prepared: dict[str, Path]
+    stages: Any, prepared: Inputs
 ) -> None:
     before_counts = stages.mix("whole", prepared, SOURCES, **SECTION).counts
     full = PackedSet(stages.root / "whole")

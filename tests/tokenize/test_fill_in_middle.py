@@ -4,16 +4,15 @@ through `mix`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gristmill.dataprep.documents import Inputs
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.schema.mix import FIM_TOKENS, FillInMiddle
 from gristmill.tokenize.document_sampling import id_words
@@ -23,7 +22,8 @@ from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packing.fill_in_middle import ADDED, Rearranging, rearranging
 from gristmill.tokenize.shuffle import order_key
-from tests.packed_sets import verify
+from tests.dataprep.document_shards import rows_by_id
+from tests.packed_sets import tokens_of, verify
 
 PRE, SUF, MID, EOT = 900, 901, 902, 903
 SOURCES = {
@@ -159,17 +159,11 @@ def test_draws_are_golden_and_uniform() -> None:
 
 
 @pytest.fixture(scope="module")
-def prepared(module_stages: Any) -> dict[str, Path]:
+def prepared(module_stages: Any) -> Inputs:
     stages = module_stages
     documents = [*stages.documents("prose", 60), *stages.documents("code", 40, seed=9)]
     inputs = {"ingest": stages.ingest("ingest", documents, 3)}
-    stages.tokenizer(
-        "tokenizer", inputs, ["prose", "code"], special_tokens=FIM_TOKENS[0]
-    )
-    inputs["tokenizer"] = stages.root / "tokenizer"
-    stages.tokenize("tokenize", inputs)
-    inputs["tokenize"] = stages.root / "tokenize"
-    return inputs
+    return stages.tokenized(inputs, ["prose", "code"], special_tokens=FIM_TOKENS[0])
 
 
 def whole_documents(packed: PackedSet) -> dict[tuple[str, bytes, int], list[int]]:
@@ -180,9 +174,7 @@ def whole_documents(packed: PackedSet) -> dict[tuple[str, bytes, int], list[int]
         dict[tuple[str, bytes, int], list[tuple[int, list[int]]]](),
     )
     for piece in packed.pieces(rows).to_pylist():
-        part = tokens[
-            piece["row"], piece["start"] : piece["start"] + piece["length"]
-        ].tolist()
+        part = tokens_of(tokens, piece)
         key = (packed.sources[piece["source"]], piece["id"], piece["copy"])
         parts_by_document.setdefault(key, []).append((piece["offset"], part))
     joined = {
@@ -195,7 +187,7 @@ def whole_documents(packed: PackedSet) -> dict[tuple[str, bytes, int], list[int]
 @pytest.mark.slow
 @pytest.mark.parametrize("section", [{}, {"packing": "best_fit"}])
 def test_rows_rearrange_documents_of_the_configured_sources_only(
-    module_stages: Any, prepared: dict[str, Path], section: dict[str, Any]
+    module_stages: Any, prepared: Inputs, section: dict[str, Any]
 ) -> None:
     name = f"mix-{'-'.join(section)}"
     module_stages.mix(
@@ -256,21 +248,16 @@ def test_rows_rearrange_documents_of_the_configured_sources_only(
         assert not np.isin(packed.validation(source_), ids[:3]).any()
 
 
-def original_texts(prepared: dict[str, Path]) -> dict[bytes, list[int]]:
+def original_texts(prepared: Inputs) -> dict[bytes, list[int]]:
     tokenizer = load(prepared["tokenizer"])
-    tables = [
-        pq.read_table(path, columns=["id", "text"]).to_pydict()
-        for path in prepared["ingest"].glob("part-*")
-    ]
     return {
-        document: tokenizer.encode([text])[0].ids
-        for table in tables
-        for document, text in zip(table["id"], table["text"], strict=True)
+        document: tokenizer.encode([row["text"]])[0].ids
+        for document, row in rows_by_id(prepared["ingest"]).items()
     }
 
 
 def test_rows_do_not_depend_on_workers_or_transport(
-    module_stages: Any, prepared: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    module_stages: Any, prepared: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {
         "tokens": 6_000,
@@ -290,7 +277,7 @@ def test_rows_do_not_depend_on_workers_or_transport(
 
 
 def test_rate_of_zero_equals_no_rearrangement(
-    module_stages: Any, prepared: dict[str, Path]
+    module_stages: Any, prepared: Inputs
 ) -> None:
     settings: dict[str, Any] = {
         "tokens": 6_000,

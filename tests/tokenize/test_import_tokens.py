@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.readers.ingest import ChangedInputError
 from gristmill.dataprep.readers.sources import SourceError
 from gristmill.mixtures.schema.sources import TokenSource
@@ -29,23 +29,21 @@ from gristmill.tokenize.importing.foreign_formats import TokenFileError
 from gristmill.tokenize.importing.token_files import token_listing
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.row_provenance import describe_documents
+from tests.packed_sets import part_of, tokens_of
 
 VOCAB = 300
 Documents = list[list[int]]
 
 
 @pytest.fixture(scope="module")
-def prepared(module_stages: Any) -> dict[str, Path]:
+def prepared(module_stages: Any) -> Inputs:
     """Our own documents, and a tokenizer of 300 ids."""
     ingest = module_stages.ingest("ingest", module_stages.documents("prose", 60), 2)
-    module_stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"])
-    inputs = {"ingest": ingest, "tokenizer": module_stages.root / "tokenizer"}
-    module_stages.tokenize("tokenize", inputs)
-    return {**inputs, "tokenize": module_stages.root / "tokenize"}
+    return module_stages.tokenized({"ingest": ingest}, ["prose"])
 
 
 @pytest.fixture(scope="module")
-def end(prepared: dict[str, Path]) -> int:
+def end(prepared: Inputs) -> int:
     return load(prepared["tokenizer"]).eos
 
 
@@ -56,29 +54,27 @@ def draw_documents(seed: int, number: int = 20, end: int = 0) -> Documents:
     return [rng.choices(ids, k=rng.randint(1, 40)) for _ in range(number)]
 
 
-def imported(
-    stages: Any,
-    prepared: dict[str, Path],
-    name: str,
-    sources: dict[str, dict[str, Any]],
-) -> tuple[import_tokens.ImportSummary, dict[str, list[int]], list[str]]:
-    """Run the stage: its summary, the ids of each document by locator, and its
-    warnings.
+@pytest.fixture
+def imported(module_stages: Any, prepared: Inputs) -> Any:
+    """Run the stage with a source `web`: its summary, the ids of each document by
+    locator, and its warnings.
     """
-    config = {
-        "sources": {
-            source: {
-                **options,
-                "listing": token_listing(source, TokenSource(**options)),
-            }
-            for source, options in sources.items()
-        }
-    }
-    out = stages.root / name
-    summary = import_tokens.run(
-        {"tokenizer": prepared["tokenizer"]}, config, out, stages.context(name)
-    )
-    return summary, read(out), stages.warnings(name)
+
+    def importing(
+        name: str, tokens: Path | str, **options: Any
+    ) -> tuple[import_tokens.ImportSummary, dict[str, list[int]], list[str]]:
+        section = {"tokens": str(tokens), **options}
+        section["listing"] = token_listing("web", TokenSource(**section))
+        out = module_stages.root / name
+        summary = import_tokens.run(
+            {"tokenizer": prepared["tokenizer"]},
+            {"sources": {"web": section}},
+            out,
+            module_stages.context(name),
+        )
+        return summary, read(out), module_stages.warnings(name)
+
+    return importing
 
 
 def read(out: Path) -> dict[str, list[int]]:
@@ -98,6 +94,11 @@ def read(out: Path) -> dict[str, list[int]]:
 
 def numbered(name: str, documents: Documents) -> dict[str, list[int]]:
     return {f"{name}#{number}": document for number, document in enumerate(documents)}
+
+
+def joined(documents: Documents, end: int) -> list[int]:
+    """Ids of documents, an end of text behind each."""
+    return [token for document in documents for token in (*document, end)]
 
 
 def packed_ids(kind: str, ids: Sequence[int]) -> bytes:
@@ -133,7 +134,7 @@ def write_megatron(
 
 def write_llmc(path: Path, documents: Documents, end: int, wide: bool = False) -> None:
     """Write the end of text before each document, as llm.c's scripts do."""
-    ids = [token for document in documents for token in (end, *document)]
+    ids = [end, *joined(documents, end)[:-1]]
     header = [20240801, 7, len(ids)] if wide else [20240520, 1, len(ids)]
     path.write_bytes(
         packed_ids("i", header + [0] * 253) + packed_ids("I" if wide else "H", ids)
@@ -141,7 +142,7 @@ def write_llmc(path: Path, documents: Documents, end: int, wide: bool = False) -
 
 
 def test_megatron_documents_follow_the_index(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
     """Documents may have two sequences or none, and do not include the end of text
     after them.
@@ -152,9 +153,7 @@ def test_megatron_documents_follow_the_index(
         [first, [*second, end], [], [*third, end], fourth],
         [0, 2, 3, 4, 5],
     )
-    summary, documents, warnings = imported(
-        module_stages, prepared, "megatron", {"web": {"tokens": str(tmp_path / "a")}}
-    )
+    summary, documents, warnings = imported("megatron", tmp_path / "a")
     assert documents == {"a.bin#0": first + second, "a.bin#2": third, "a.bin#3": fourth}
     assert (summary.counts["read"], summary.counts["dropped"]) == (
         4,
@@ -165,7 +164,7 @@ def test_megatron_documents_follow_the_index(
 
 
 def test_wide_megatron_tokens_are_narrowed(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
     documents = draw_documents(2, 6, end)
     for code, kind in ((4, "i"), (5, "q")):
@@ -177,27 +176,19 @@ def test_wide_megatron_tokens_are_narrowed(
             kind,
         )
         _, imported_documents, _ = imported(
-            module_stages,
-            prepared,
-            f"megatron-{kind}",
-            {"web": {"tokens": str(tmp_path / f"{kind}.bin")}},
+            f"megatron-{kind}", tmp_path / f"{kind}.bin"
         )
         assert imported_documents == numbered(f"{kind}.bin", documents)
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_both_headers_of_llmc_are_read(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path, wide: bool
+    imported: Any, end: int, tmp_path: Path, wide: bool
 ) -> None:
     documents = draw_documents(3, 9, end)
     write_llmc(tmp_path / "fineweb_000001.bin", documents, end, wide)
     write_llmc(tmp_path / "fineweb_000002.bin", documents[:2], end, wide)
-    _, imported_documents, _ = imported(
-        module_stages,
-        prepared,
-        f"llmc-{wide}",
-        {"web": {"tokens": str(tmp_path / "*.bin")}},
-    )
+    _, imported_documents, _ = imported(f"llmc-{wide}", tmp_path / "*.bin")
     assert imported_documents == {
         **numbered("fineweb_000001.bin", documents),
         **numbered("fineweb_000002.bin", documents[:2]),
@@ -205,18 +196,13 @@ def test_both_headers_of_llmc_are_read(
 
 
 def test_arrays_of_olmo_are_read_with_and_without_a_header(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
     documents = draw_documents(4, 9, end)
-    ids = [token for document in documents for token in (*document, end)]
+    ids = joined(documents, end)
     np.save(tmp_path / "a.npy", np.array(ids, np.uint32))
     (tmp_path / "b.npy").write_bytes(packed_ids("H", ids))
-    _, imported_documents, _ = imported(
-        module_stages,
-        prepared,
-        "olmo",
-        {"web": {"tokens": str(tmp_path), "dtype": "uint16"}},
-    )
+    _, imported_documents, _ = imported("olmo", tmp_path, dtype="uint16")
     assert imported_documents == {
         **numbered("a.npy", documents),
         **numbered("b.npy", documents),
@@ -224,18 +210,13 @@ def test_arrays_of_olmo_are_read_with_and_without_a_header(
 
 
 def test_metadata_file_of_an_array_delimits_and_names_documents(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, module_stages: Any, end: int, tmp_path: Path
 ) -> None:
     first, second = draw_documents(5, 2, end)
     (tmp_path / "a.npy").write_bytes(packed_ids("H", [*first, *second, end]))
     lines = f"0,{len(first)},doc-1,web.jsonl.gz,7\n{len(first)},{len(first) + len(second) + 1},doc-2,web.jsonl.gz,8\n"
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(lines.encode()))
-    _, documents, _ = imported(
-        module_stages,
-        prepared,
-        "olmo-csv",
-        {"web": {"tokens": str(tmp_path / "a.npy"), "dtype": "uint16"}},
-    )
+    _, documents, _ = imported("olmo-csv", tmp_path / "a.npy", dtype="uint16")
     assert documents == {"a.npy#0": first, "a.npy#1": second}
     table = pq.read_table(
         module_stages.root / "olmo-csv" / "documents" / "part-00000.parquet"
@@ -248,7 +229,7 @@ def test_metadata_file_of_an_array_delimits_and_names_documents(
 
 
 def test_headerless_tokens_are_read_as_the_configured_dtype(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
     """Another end of text than the tokenizer's, several of them in a row, and none at
     the end.
@@ -259,37 +240,33 @@ def test_headerless_tokens_are_read_as_the_configured_dtype(
     ]
     ids = [7, 7, *[token for document in documents for token in (*document, 7, 7)][:-2]]
     (tmp_path / "train.bin").write_bytes(packed_ids("I", ids))
-    options = {
-        "tokens": str(tmp_path / "train.bin"),
-        "format": "memmap",
-        "dtype": "uint32",
-        "end_of_text": 7,
-    }
     summary, imported_documents, _ = imported(
-        module_stages, prepared, "memmap", {"web": options}
+        "memmap",
+        tmp_path / "train.bin",
+        format="memmap",
+        dtype="uint32",
+        end_of_text=7,
     )
     assert imported_documents == numbered("train.bin", documents)
     assert summary.tokens_per_source == {"web": sum(map(len, documents))}
 
 
 def test_files_without_end_of_text_are_cut_by_document_tokens(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
     ids = draw_documents(8, 1, end)[0] * 4
     (tmp_path / "a.bin").write_bytes(packed_ids("H", ids))
     options = {"tokens": str(tmp_path / "a.bin"), "format": "memmap", "dtype": "uint16"}
     with pytest.raises(TokenFileError, match="`document_tokens:`"):
-        imported(module_stages, prepared, "cut-none", {"web": options})
-    _, documents, _ = imported(
-        module_stages, prepared, "cut", {"web": {**options, "document_tokens": 10}}
-    )
+        imported("cut-none", **options)
+    _, documents, _ = imported("cut", **options, document_tokens=10)
     assert documents == numbered(
         "a.bin", [ids[start : start + 10] for start in range(0, len(ids), 10)]
     )
 
 
 def test_id_outside_the_vocabulary_is_rejected_with_its_position(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
     write_llmc(tmp_path / "a.bin", [[1, 2], [3, VOCAB + 5, 4]], end)
     # Two tokens and the end of text before each document, after a header of 1,024
@@ -299,20 +276,13 @@ def test_id_outside_the_vocabulary_is_rejected_with_its_position(
         match=rf"a.bin: token 1 of document 1 \(byte 1,034\) is {VOCAB + 5}, but the "
         rf"tokenizer has the ids 0 to {VOCAB - 1}",
     ):
-        imported(
-            module_stages,
-            prepared,
-            "beyond",
-            {"web": {"tokens": str(tmp_path / "a.bin")}},
-        )
+        imported("beyond", tmp_path / "a.bin")
 
 
 def test_unsuitable_file_is_rejected_with_the_fix(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
-    ids = [
-        token for document in draw_documents(9, 20, end) for token in (*document, end)
-    ]
+    ids = joined(draw_documents(9, 20, end), end)
     (tmp_path / "wide.bin").write_bytes(packed_ids("I", ids))
     write_llmc(tmp_path / "cut.bin", draw_documents(9, 3, end), end)
     (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-2])
@@ -329,32 +299,17 @@ def test_unsuitable_file_is_rejected_with_the_fix(
         ("m.bin", {}, "has 2 bytes, but its index says 6"),
     ):
         with pytest.raises(TokenFileError, match=message):
-            imported(
-                module_stages,
-                prepared,
-                f"bad-{zlib.crc32(message.encode())}",
-                {"web": {"tokens": str(tmp_path / name), **options}},
-            )
+            imported(f"bad-{zlib.crc32(message.encode())}", tmp_path / name, **options)
     with pytest.raises(
         SourceError, match=r"cannot tell the format of wide.bin; set `format:`"
     ):
-        imported(
-            module_stages,
-            prepared,
-            "bad-auto",
-            {"web": {"tokens": str(tmp_path / "wide.bin")}},
-        )
+        imported("bad-auto", tmp_path / "wide.bin")
     with pytest.raises(SourceError, match="does not exist"):
-        imported(
-            module_stages,
-            prepared,
-            "bad-path",
-            {"web": {"tokens": str(tmp_path / "nowhere.bin")}},
-        )
+        imported("bad-path", tmp_path / "nowhere.bin")
 
 
 def test_foreign_end_of_text_and_narrow_dtype_are_warned_about(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
     documents = [
         [token % 200 for token in document] for document in draw_documents(10, 5, end)
@@ -362,19 +317,14 @@ def test_foreign_end_of_text_and_narrow_dtype_are_warned_about(
     write_megatron(
         tmp_path / "a", [[*document_, 201] for document_ in documents], range(6), 1, "B"
     )
-    _, _, warnings = imported(
-        module_stages,
-        prepared,
-        "other-end",
-        {"web": {"tokens": str(tmp_path / "a.bin")}},
-    )
+    _, _, warnings = imported("other-end", tmp_path / "a.bin")
     assert len(warnings) == 2
     assert "5 of 5 documents end with id 201" in warnings[0]
     assert re.search("uint8.* 255.* 300", warnings[1])
 
 
 def test_files_changed_after_planning_are_rejected(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    module_stages: Any, prepared: Inputs, end: int, tmp_path: Path
 ) -> None:
     write_llmc(tmp_path / "a.bin", draw_documents(11, 3, end), end)
     section = {"tokens": str(tmp_path / "a.bin"), "format": "auto"}
@@ -392,8 +342,8 @@ def test_files_changed_after_planning_are_rejected(
 
 
 def test_documents_do_not_depend_on_part_size(
+    imported: Any,
     module_stages: Any,
-    prepared: Any,
     end: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -402,10 +352,9 @@ def test_documents_do_not_depend_on_part_size(
     documents = draw_documents(13, 50, end)
     for number in range(3):
         write_llmc(tmp_path / f"{number}.bin", documents[number::3], end)
-    sources = {"web": {"tokens": str(tmp_path)}}
-    _, in_one_part, _ = imported(module_stages, prepared, "parts-1", sources)
+    _, in_one_part, _ = imported("parts-1", tmp_path)
     monkeypatch.setattr(import_tokens, "PART_TOKENS", 100)
-    _, in_many_parts, _ = imported(module_stages, prepared, "parts-many", sources)
+    _, in_many_parts, _ = imported("parts-many", tmp_path)
     assert len(list((module_stages.root / "parts-many" / "documents").iterdir())) > 5
     assert in_one_part == in_many_parts
     assert in_one_part == {
@@ -416,16 +365,11 @@ def test_documents_do_not_depend_on_part_size(
 
 
 def test_mixture_of_documents_and_imported_tokens_keeps_shares_and_provenance(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, module_stages: Any, prepared: Inputs, end: int, tmp_path: Path
 ) -> None:
     documents = draw_documents(14, 60, end)
     write_llmc(tmp_path / "web.bin", documents, end)
-    imported(
-        module_stages,
-        prepared,
-        "beside",
-        {"web": {"tokens": str(tmp_path / "web.bin")}},
-    )
+    imported("beside", tmp_path / "web.bin")
     inputs = {**prepared, "import_tokens": module_stages.root / "beside"}
     summary = module_stages.mix(
         "mix-both",
@@ -444,24 +388,21 @@ def test_mixture_of_documents_and_imported_tokens_keeps_shares_and_provenance(
 
 
 def check_rows(
-    packed: PackedSet, inputs: dict[str, Path], expected: dict[str, list[int]], end: int
+    packed: PackedSet, inputs: Inputs, expected: dict[str, list[int]], end: int
 ) -> int:
     """Check that every piece of an imported document has the tokens of its file, and
     return the number of pieces.
     """
     number = packed.sources.index("web")
     rows = np.arange(packed.rows)
-    pieces = pa.concat_tables([packed.pieces(rows)]).to_pylist()
+    tokens, pieces = packed.read(rows), packed.pieces(rows).to_pylist()
     described = describe_documents(packed, inputs, {piece["id"] for piece in pieces})
     imported_pieces = [piece for piece in pieces if piece["source"] == number]
     for piece in imported_pieces:
         origin = described[piece["id"]]
         assert origin["source"] == "web"
         document = [*expected[origin["locator"]], end]
-        tokens = packed.read(np.array([piece["row"]]))[0][
-            piece["start"] : piece["start"] + piece["length"]
-        ].tolist()
-        assert tokens == document[piece["offset"] : piece["offset"] + piece["length"]]
+        assert tokens_of(tokens, piece) == part_of(document, piece)
     assert {
         described[piece["id"]]["source"]
         for piece in pieces
@@ -471,13 +412,11 @@ def check_rows(
 
 
 def test_mixture_of_imported_tokens_needs_no_documents(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, module_stages: Any, prepared: Inputs, end: int, tmp_path: Path
 ) -> None:
     documents = draw_documents(15, 40, end)
     write_llmc(tmp_path / "web.bin", documents, end)
-    imported(
-        module_stages, prepared, "alone", {"web": {"tokens": str(tmp_path / "web.bin")}}
-    )
+    imported("alone", tmp_path / "web.bin")
     inputs = {
         "tokenizer": prepared["tokenizer"],
         "import_tokens": module_stages.root / "alone",
@@ -498,7 +437,7 @@ def test_mixture_of_imported_tokens_needs_no_documents(
 
 @pytest.mark.parametrize("form", ["llmc", "megatron", "memmap", "olmo"])
 def test_exported_tokens_are_imported_document_by_document(
-    module_stages: Any, prepared: Any, end: int, form: str
+    imported: Any, module_stages: Any, prepared: Inputs, end: int, form: str
 ) -> None:
     """Documents of at most a row, which best fit leaves whole, so that no format can
     lose where one ends.
@@ -523,23 +462,11 @@ def test_exported_tokens_are_imported_document_by_document(
     export_tokens(packed, out, form)
     ending = ".npy" if form == "olmo" else ".bin"
     _, documents, _ = imported(
-        module_stages,
-        prepared,
-        f"back-{form}",
-        {
-            "web": {
-                "tokens": str(out / f"train*{ending}"),
-                "format": form,
-                "dtype": "uint16",
-            }
-        },
+        f"back-{form}", out / f"train*{ending}", format=form, dtype="uint16"
     )
     rows = packed.read(np.arange(packed.rows))
     pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
-    expected = [
-        rows[piece["row"]][piece["start"] : piece["start"] + piece["length"]].tolist()
-        for piece in pieces
-    ]
+    expected = [tokens_of(rows, piece) for piece in pieces]
     # a document that the mixture cut runs on into the next
     if form in ("llmc", "memmap"):
         expected = [[*part, end] for part in joined_documents(expected, end)]
@@ -558,7 +485,7 @@ def joined_documents(pieces: Documents, end: int) -> Documents:
 
 
 def test_remote_files_are_imported_like_local_ones(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+    imported: Any, end: int, tmp_path: Path
 ) -> None:
     import fsspec
 
@@ -568,12 +495,7 @@ def test_remote_files_are_imported_like_local_ones(
     store = fsspec.filesystem("memory")
     for name in ("a.bin", "b.bin", "b.idx"):
         store.pipe_file(f"/tokens-elsewhere/{name}", (tmp_path / name).read_bytes())
-    _, imported_documents, _ = imported(
-        module_stages,
-        prepared,
-        "remote",
-        {"web": {"tokens": "memory://tokens-elsewhere/*.bin"}},
-    )
+    _, imported_documents, _ = imported("remote", "memory://tokens-elsewhere/*.bin")
     assert imported_documents == {
         **numbered("a.bin", documents),
         **numbered("b.bin", documents),

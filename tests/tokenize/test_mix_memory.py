@@ -74,45 +74,30 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work, rng = tmp_path_factory.mktemp("plan"), np.random.default_rng(4)
     words = rng.integers(0, 2**64, (NUMBER, 2), dtype=np.uint64)
     zeros, tokens = np.zeros(NUMBER, np.int32), np.full(NUMBER, TOKENS)
-    write_batches(
-        task_file(work, "entries", "0"),
-        *by_partition(
-            pa.table(
-                [
-                    zeros,
-                    words[:, 0],
-                    words[:, 1],
-                    zeros,
-                    zeros,
-                    np.arange(NUMBER) * TOKENS,
-                    tokens,
-                ],
-                schema=ENTRIES_SCHEMA,
-            ),
-            zeros,
-            1,
+    rows = np.arange(NUMBER)
+    for name, schema, columns in (
+        (
+            "entries",
+            ENTRIES_SCHEMA,
+            [zeros, words[:, 0], words[:, 1], zeros, zeros, rows * TOKENS, tokens],
         ),
-    )
-    write_batches(
-        task_file(work, "ledger", "0"),
-        *by_partition(
-            pa.table(
-                [
-                    words[:, 0],
-                    words[:, 1],
-                    zeros,
-                    np.arange(NUMBER),
-                    zeros,
-                    np.full(NUMBER, TRAINS, np.int8),
-                    np.ones(NUMBER, np.int32),
-                    tokens * 4,
-                ],
-                schema=CANDIDATES_SCHEMA,
-            ),
-            zeros,
-            1,
+        (
+            "ledger",
+            CANDIDATES_SCHEMA,
+            [
+                words[:, 0],
+                words[:, 1],
+                zeros,
+                rows,
+                zeros,
+                np.full(NUMBER, TRAINS, np.int8),
+                np.ones(NUMBER, np.int32),
+                tokens * 4,
+            ],
         ),
-    )
+    ):
+        table = pa.table(columns, schema=schema)
+        write_batches(task_file(work, name, "0"), *by_partition(table, zeros, 1))
     rng.integers(0, 255, NUMBER * TOKENS, dtype=np.uint16).tofile(work / "part.bin")
     sort(work)
     total = np.array([[[NUMBER * (TOKENS + 1), 0]]])

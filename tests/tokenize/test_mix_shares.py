@@ -7,7 +7,6 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
-from gristmill.tokenize.mixing.mix_summary import MixedPhase
+from gristmill.dataprep.documents import Inputs
+from gristmill.tokenize.mixing.mix_summary import MixedPhase, MixSummary
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
+from tests.dataprep.document_shards import rows_by_id
 from tests.packed_sets import verify
 
 LENGTH = 16
@@ -42,7 +43,7 @@ def clusters(documents: pa.Table) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def prepared(module_stages: Any) -> dict[str, Path]:
+def prepared(module_stages: Any) -> Inputs:
     """120 web pages, 40 books and 20 files of code, in 2 shards."""
     documents = [
         *module_stages.documents("web", 120),
@@ -51,30 +52,30 @@ def prepared(module_stages: Any) -> dict[str, Path]:
     ]
     inputs = {"ingest": module_stages.ingest("ingest", documents, 2)}
     inputs["dedup"] = module_stages.annotate("dedup", inputs["ingest"], clusters)
-    module_stages.tokenizer("tokenizer", inputs, ["web", "books", "code"])
-    inputs["tokenizer"] = module_stages.root / "tokenizer"
-    module_stages.tokenize("tokenize", inputs)
-    return {**inputs, "tokenize": module_stages.root / "tokenize"}
+    return module_stages.tokenized(inputs, ["web", "books", "code"])
 
 
-def mix(
-    stages: Any,
-    prepared: dict[str, Path],
-    name: str,
-    sources: dict[str, Any] | None = None,
-    **section: Any,
-) -> tuple[dict[str, Any], PackedSet]:
+@pytest.fixture
+def mix(module_stages: Any, prepared: Inputs) -> Any:
     """Mix anew without held-out rows, and return the summary and the packed set."""
-    for folder in (name, f"{name}.work"):
-        shutil.rmtree(stages.root / folder, ignore_errors=True)
-    all_sources = {"web": {}, "books": {}, "code": {}, **(sources or {})}
-    summary = stages.mix(
-        name,
-        prepared,
-        all_sources,
-        **{"sequence_length": LENGTH, "validation": 0.0, "shard_rows": 60, **section},
-    )
-    return summary, PackedSet(stages.root / name)
+    defaults = {"sequence_length": LENGTH, "validation": 0.0, "shard_rows": 60}
+
+    def mixing(
+        name: str, sources: dict[str, Any] | None = None, **section: Any
+    ) -> tuple[MixSummary, PackedSet]:
+        for folder in (name, f"{name}.work"):
+            shutil.rmtree(module_stages.root / folder, ignore_errors=True)
+        all_sources = {"web": {}, "books": {}, "code": {}, **(sources or {})}
+        summary = module_stages.mix(name, prepared, all_sources, **defaults | section)
+        return summary, PackedSet(module_stages.root / name)
+
+    return mixing
+
+
+@pytest.fixture
+def staged(mix: Any) -> tuple[MixSummary, PackedSet]:
+    """A mixture of PHASES."""
+    return mix("staged", tokens=3200, phases=PHASES)
 
 
 def copies(packed: PackedSet, source: int) -> Counter[bytes]:
@@ -90,13 +91,11 @@ def copies(packed: PackedSet, source: int) -> Counter[bytes]:
     )
 
 
-def test_phases_follow_each_other_with_their_own_weights(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_phases_follow_each_other_with_their_own_weights(staged: Any) -> None:
     """3,200 tokens are 200 rows: 150 by 3 : 1 : 0 and 50 by 0 : 1 : 1, the half row of
     112.5 going to the first.
     """
-    summary, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
+    summary, packed = staged
     assert packed.phases == [[113, 37, 0], [0, 25, 25]]
     assert packed.rows_per_source == [113, 62, 25]
     sources = packed.source_of(np.arange(200))
@@ -125,10 +124,8 @@ def test_phases_follow_each_other_with_their_own_weights(
     verify(packed, deep=True)
 
 
-def test_source_continues_in_the_next_phase_where_it_stopped(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
-    _, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
+def test_source_continues_in_the_next_phase_where_it_stopped(staged: Any) -> None:
+    _, packed = staged
     parts: dict[bytes, list[tuple[int, int]]] = {}
     for piece in packed.pieces(np.arange(200)).to_pylist():
         parts.setdefault(piece["id"], []).append((piece["offset"], piece["length"]))
@@ -138,12 +135,10 @@ def test_source_continues_in_the_next_phase_where_it_stopped(
 
 
 def test_phased_rows_do_not_depend_on_workers_or_shard_sizes(
-    module_stages: Any, prepared: dict[str, Path]
+    mix: Any, staged: Any
 ) -> None:
-    _, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
+    _, packed = staged
     _, resharded = mix(
-        module_stages,
-        prepared,
         "other",
         tokens=3200,
         phases=PHASES,
@@ -155,25 +150,17 @@ def test_phased_rows_do_not_depend_on_workers_or_shard_sizes(
     assert packed.pieces(rows).equals(resharded.pieces(rows))
 
 
-def test_single_phase_equals_a_mixture_without_phases(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_single_phase_equals_a_mixture_without_phases(mix: Any) -> None:
     weights = {"web": 2, "books": 1, "code": 1}
-    _, plain = mix(module_stages, prepared, "plain", tokens=1600, weights=weights)
-    _, staged = mix(
-        module_stages, prepared, "whole", tokens=1600, phases=[{"weights": weights}]
-    )
+    _, plain = mix("plain", tokens=1600, weights=weights)
+    _, staged = mix("whole", tokens=1600, phases=[{"weights": weights}])
     assert np.array_equal(plain.read(np.arange(100)), staged.read(np.arange(100)))
     assert plain.rows_per_source == [50, 25, 25]
 
 
 @pytest.mark.parametrize("packing", ["stream", "best_fit"])
-def test_every_phase_has_its_tokens_in_every_packing(
-    module_stages: Any, prepared: dict[str, Path], packing: str
-) -> None:
-    summary, packed = mix(
-        module_stages, prepared, packing, tokens=3200, phases=PHASES, packing=packing
-    )
+def test_every_phase_has_its_tokens_in_every_packing(mix: Any, packing: str) -> None:
+    summary, packed = mix(packing, tokens=3200, phases=PHASES, packing=packing)
     assert [stage.tokens for stage in summary.stages] == [2400, 800]
     assert [sum(rows) for rows in packed.phases] == [
         stage.rows for stage in summary.stages
@@ -189,13 +176,9 @@ def test_every_phase_has_its_tokens_in_every_packing(
     ]
 
 
-def test_alpha_weights_follow_available_tokens(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_alpha_weights_follow_available_tokens(mix: Any) -> None:
     for alpha in (1.0, 0.5, 0.0):
-        summary, packed = mix(
-            module_stages, prepared, "alpha", tokens=1600, weights={"alpha": alpha}
-        )
+        summary, packed = mix("alpha", tokens=1600, weights={"alpha": alpha})
         powers = (
             np.array([part.available_tokens for part in summary.realised.values()])
             ** alpha
@@ -207,13 +190,13 @@ def test_alpha_weights_follow_available_tokens(
 
 
 def test_shortfall_is_redistributed_to_other_sources_and_reported(
-    module_stages: Any, prepared: dict[str, Path]
+    mix: Any, module_stages: Any
 ) -> None:
     """Code is limited to 10 rows of 16 tokens instead of 50; the other 40 go 3 : 1 to
     web and books.
     """
     weights = {"web": 3, "books": 1, "code": 4}
-    unlimited, _ = mix(module_stages, prepared, "unlimited", tokens=160)
+    unlimited, _ = mix("unlimited", tokens=160)
     available = unlimited.realised["code"].available_tokens
     max_epochs = round(168 / available, 4)
     limited = {"code": {"max_epochs": max_epochs}}
@@ -221,10 +204,8 @@ def test_shortfall_is_redistributed_to_other_sources_and_reported(
         MixError,
         match=rf"code: weight 4 .* 800 tokens.* {available} tokens x .* fill 160",
     ):
-        mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights)
+        mix("short", limited, tokens=1600, weights=weights)
     summary, packed = mix(
-        module_stages,
-        prepared,
         "short",
         limited,
         tokens=1600,
@@ -244,11 +225,9 @@ def test_shortfall_is_redistributed_to_other_sources_and_reported(
 
 
 def test_unweighted_source_gives_no_row_and_a_warning(
-    module_stages: Any, prepared: dict[str, Path]
+    mix: Any, module_stages: Any
 ) -> None:
-    summary, packed = mix(
-        module_stages, prepared, "unnamed", tokens=800, weights={"web": 1, "code": 1}
-    )
+    summary, packed = mix("unnamed", tokens=800, weights={"web": 1, "code": 1})
     assert packed.rows_per_source == [25, 0, 25]
     assert summary.counts["sources"]["books"]["dropped"] == {"quota": 40}
     (warning,) = module_stages.warnings("unnamed")
@@ -256,24 +235,20 @@ def test_unweighted_source_gives_no_row_and_a_warning(
 
 
 def test_documents_are_repeated_by_their_cluster_size(
-    module_stages: Any, prepared: dict[str, Path]
+    mix: Any, prepared: Inputs
 ) -> None:
     """Of clusters of 0 to 9 pages, empty ones are skipped and others read once to four
     times per epoch.
     """
     sources = {"web": {"epochs": "min(cluster_size, 4)"}}
-    summary, packed = mix(
-        module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=1600
-    )
+    summary, packed = mix("repeats", sources, weights={"web": 1}, tokens=1600)
     tokens = summary.realised["web"].available_tokens
-    summary, packed = mix(
-        module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=tokens
-    )
-    num_copies, locators = copies(packed, 0), locators_of(prepared)
+    summary, packed = mix("repeats", sources, weights={"web": 1}, tokens=tokens)
+    num_copies = copies(packed, 0)
     expected = {
-        document: min(int(locator[-1]), 4)
-        for document, locator in locators.items()
-        if locator.startswith("web") and locator[-1] != "0"
+        document: min(int(row["locator"][-1]), 4)
+        for document, row in rows_by_id(prepared["ingest"]).items()
+        if row["source"] == "web" and row["locator"][-1] != "0"
     }
     incomplete = {
         document for document in expected if num_copies[document] != expected[document]
@@ -287,15 +262,11 @@ def test_documents_are_repeated_by_their_cluster_size(
     check_conservation(summary.counts, "mix")
 
 
-def test_repeats_are_spread_over_an_epoch_as_numbered_copies(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_repeats_are_spread_over_an_epoch_as_numbered_copies(mix: Any) -> None:
     """In an epoch with four copies of each document, the first 40 % hold 1.6 copies on
     average, and four of a few.
     """
     _, packed = mix(
-        module_stages,
-        prepared,
         "spread",
         {"web": {"epochs": "4"}},
         weights={"web": 1},
@@ -316,19 +287,13 @@ def test_repeats_are_spread_over_an_epoch_as_numbered_copies(
     assert len(keys) == len(pieces)
 
 
-def test_fractional_epochs_are_drawn_and_unmeasured_documents_dropped(
-    module_stages: Any, prepared: dict[str, Path]
-) -> None:
+def test_fractional_epochs_are_drawn_and_unmeasured_documents_dropped(mix: Any) -> None:
     sources = {"web": {"epochs": "0.5"}, "books": {"epochs": "min(cluster_size, 4)"}}
-    summary, _ = mix(
-        module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320
-    )
+    summary, _ = mix("chance", sources, weights={"web": 1}, tokens=320)
     dropped = summary.counts["sources"]
     assert 40 < dropped["web"]["dropped"]["epochs"] < 80
     assert dropped["books"]["dropped"] == {"epochs_unknown": 40}
-    again, _ = mix(
-        module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320
-    )
+    again, _ = mix("chance", sources, weights={"web": 1}, tokens=320)
     assert again == summary
 
 
@@ -343,26 +308,12 @@ def test_fractional_epochs_are_drawn_and_unmeasured_documents_dropped(
     ],
 )
 def test_invalid_epochs_expression_names_source_and_document(
-    module_stages: Any, prepared: dict[str, Path], expression: str, complaint: str
+    mix: Any, expression: str, complaint: str
 ) -> None:
     with pytest.raises(MixError, match=complaint) as caught:
         mix(
-            module_stages,
-            prepared,
             "wrong",
             {"web": {"epochs": expression}},
             tokens=320,
         )
     assert str(caught.value).startswith(f"sources.web.epochs: {expression!r}")
-
-
-def locators_of(prepared: dict[str, Path]) -> dict[bytes, str]:
-    """Every document's locator."""
-    from gristmill.dataprep.documents import read_table, shard_names
-
-    tables = [
-        read_table(prepared["ingest"] / name, ["id", "locator"])
-        for name in shard_names(prepared["ingest"])
-    ]
-    table = pa.concat_tables(tables)
-    return dict(zip(table["id"].to_pylist(), table["locator"].to_pylist(), strict=True))

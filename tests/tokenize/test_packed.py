@@ -6,20 +6,19 @@ import pickle
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from gristmill.core.files import as_path, read_json, write_json
 from gristmill.mixtures.schema.engine import Stream
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
-from gristmill.tokenize.packed_writing import write_rows
+from gristmill.tokenize.packed_files import PackedSetError
 from gristmill.tokenize.shuffle import ReadOnceError
-from tests.packed_sets import verify, write_packed_set
-from tests.tokenize.order_definition import unrank
+from tests.packed_sets import piece_table, verify, write_packed_set
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
 ROWS = np.arange(12 * 8).reshape(12, 8)
+SOURCES = np.array([0, 1, 0, 0, 1, 0] * 2)
+"""Of each row, if rows of 8 and 4 lie evenly."""
 
 
 @pytest.fixture
@@ -31,34 +30,14 @@ def folder(tmp_path: Path) -> Path:
         {"prose": 8, "a/b c": 4},
         TOKENIZER,
         {"prose": ROWS[:2], "a/b c": ROWS[:0]},
-    )
-    sources = unrank([8, 4], np.arange(12))[0]
-    shards = []
-    for number, first in enumerate((0, 5, 10)):
-        rows = np.arange(first, min(first + 5, 12))
-        pieces = pa.table(
-            {
-                "row": rows,
-                "start": [0] * len(rows),
-                "length": [8] * len(rows),
-                "id": [bytes([row] * 16) for row in rows],
-                "source": sources[rows],
-                "copy": [0] * len(rows),
-                "offset": [0] * len(rows),
-            }
-        ).cast(PIECES_SCHEMA)
-        shards.append(
-            write_rows(
-                tmp_path / f"train-{number:05d}.bin",
-                ROWS[rows].astype("<u2"),
-                pieces,
-                first,
-            )
-        )
-    manifest = read_json(tmp_path / "packed.json")
-    write_json(
-        tmp_path / "packed.json",
-        {**manifest, "train": {**manifest["train"], "shards": shards}},
+        piece_table(
+            row=range(12),
+            start=[0] * 12,
+            length=[8] * 12,
+            id=[bytes([row] * 16) for row in range(12)],
+            source=SOURCES,
+        ),
+        shard_rows=5,
     )
     return tmp_path
 
@@ -69,7 +48,7 @@ def test_rows_are_read_in_any_order_across_shards(folder: Path) -> None:
     assert tokens.dtype == np.int64
     assert np.array_equal(tokens, ROWS[rows])
     assert packed.read(np.array([], dtype=np.int64)).shape == (0, 8)
-    assert np.array_equal(packed.source_of(rows), unrank([8, 4], rows)[0])
+    assert np.array_equal(packed.source_of(rows), SOURCES[rows])
     assert (packed.rows, packed.rows_per_source, packed.sequence_length) == (
         12,
         [8, 4],
@@ -87,7 +66,7 @@ def test_phased_set_is_read_phase_by_phase_with_the_sources_of_its_rows(
     staged = {**manifest["train"], "stages": [[6, 0], [2, 4]]}
     write_json(folder / "packed.json", {**manifest, "format": 5, "train": staged})
     packed = PackedSet(folder)
-    sources = [0] * 6 + unrank([2, 4], np.arange(6))[0].tolist()
+    sources = [0] * 6 + [1, 0, 1, 1, 0, 1]
     assert packed.phases == [[6, 0], [2, 4]]
     assert packed.source_of(np.arange(12)).tolist() == sources
     rows = packed.order(5).rows(np.arange(12))
@@ -161,31 +140,17 @@ def test_pieces_name_the_documents_of_rows(folder: Path) -> None:
 
 def test_boundaries_follow_selected_rows_across_shards(folder: Path) -> None:
     """Row k of the second shard has a piece of k - 2 tokens, one of a token, and
-    padding.
+    padding; the other shards have no pieces.
     """
     rows = np.arange(5, 10)
-    pieces = pa.table(
-        {
-            "row": np.repeat(rows, 2),
-            "start": np.stack([rows * 0, rows - 2], 1).ravel(),
-            "length": np.stack([rows - 2, rows * 0 + 1], 1).ravel(),
-            "id": [b"d" * 16] * 10,
-            "source": [0] * 10,
-            "copy": [0] * 10,
-            "offset": [0] * 10,
-        }
-    ).cast(PIECES_SCHEMA)
-    entry = write_rows(
-        folder / "train-00001.bin", ROWS[rows].astype("<u2"), pieces, first=5
+    pieces = piece_table(
+        row=np.repeat(rows, 2),
+        start=np.stack([rows * 0, rows - 2], 1).ravel(),
+        length=np.stack([rows - 2, rows * 0 + 1], 1).ravel(),
+        id=[b"d" * 16] * 10,
     )
-    manifest = read_json(folder / "packed.json")
-    shards = manifest["train"]["shards"]
-    write_json(
-        folder / "packed.json",
-        {
-            **manifest,
-            "train": {**manifest["train"], "shards": [shards[0], entry, shards[2]]},
-        },
+    write_packed_set(
+        folder, ROWS, {"a": 12}, TOKENIZER, {"prose": ROWS[:2]}, pieces, shard_rows=5
     )
     packed, selected = PackedSet(folder), np.array([11, 6, 0, 9, 6])
     expected = [

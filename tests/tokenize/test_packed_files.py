@@ -13,9 +13,8 @@ from gristmill.tokenize.packed_files import (
     PADDING,
     Boundaries,
     boundaries_of,
-    join,
+    gather_boundaries,
     read_boundaries,
-    to_bytes,
 )
 
 LENGTH = 10
@@ -64,11 +63,10 @@ def test_boundaries_are_selected_in_any_order_and_joined(
     assert chosen.positions(LENGTH).tolist() == [
         slow_positions(rows[row]) for row in selected.tolist()
     ]
-    joined = join([chosen, boundaries])
-    assert joined.positions(LENGTH).tolist() == [
-        *chosen.positions(LENGTH).tolist(),
-        *boundaries.positions(LENGTH).tolist(),
-    ]
+    shards = [lambda: boundaries] * 2
+    ends = np.array([len(rows), 2 * len(rows)])
+    joined = gather_boundaries(shards, ends, np.append(selected + len(rows), selected))
+    assert joined.positions(LENGTH).tolist() == 2 * chosen.positions(LENGTH).tolist()
 
 
 def test_row_without_pieces_counts_as_one_piece() -> None:
@@ -87,18 +85,20 @@ def test_row_without_pieces_counts_as_one_piece() -> None:
 def test_boundaries_round_trip_and_a_truncated_file_is_rejected(tmp_path: Path) -> None:
     boundaries = boundaries_of(pieces_of([[2, 3], [10]], 0), 0, 2, LENGTH)
     path = tmp_path / "train-00000.cu"
-    path.write_bytes(to_bytes(boundaries))
+    path.write_bytes(boundaries.to_bytes())
     assert path.stat().st_size == 8 * 3 + 4 * 5
     read = read_boundaries(path, 2)
     assert (read.offsets.tolist(), read.bounds.tolist()) == (
         [0, 3, 5],
         [0, 2, 5, 0, 10],
     )
-    path.write_bytes(to_bytes(boundaries)[:-1])
+    path.write_bytes(boundaries.to_bytes()[:-1])
     with pytest.raises(ValueError, match=r"43 bytes .* 2 rows"):
         read_boundaries(path, 2)
 
 
 def test_boundaries_of_no_rows_are_empty() -> None:
-    assert len(join([])) == 0
-    assert join([]).positions(LENGTH).shape == (0, LENGTH)
+    no_rows = np.empty(0, np.int64)
+    boundaries = gather_boundaries([], no_rows, no_rows)
+    assert len(boundaries) == 0
+    assert boundaries.positions(LENGTH).shape == (0, LENGTH)

@@ -15,12 +15,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gristmill.core import object_stores
-from gristmill.core.files import as_path, read_json, write_json
+from gristmill.core.files import as_path
 from gristmill.core.object_stores import StoreUnavailableError
 from gristmill.mixtures.schema.engine import Stream
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import PIECES_SCHEMA
-from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.tokenize.streaming.remote_rows import shards_that_fit
 from tests.packed_sets import write_packed_set
@@ -32,16 +30,20 @@ SHARD_BYTES = ROWS_PER_SHARD * LENGTH * 2
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": ""}
 
 
+Range = tuple[str, int | None, int | None]
+"""Name of an object, start and end."""
+Fault = Callable[[str, int | None, int | None, bytes], bytes]
+Open = Callable[..., PackedSet]
+
+
 class Store:
     """Counts requests to the in-memory store, and corrupts answers by `fault`: (path,
     start, end, content).
     """
 
     def __init__(self) -> None:
-        self.requests: list[tuple[str, int | None, int | None]] = []
-        self.fault: Callable[[str, int | None, int | None, bytes], bytes] = (
-            lambda path, start, end, content: content
-        )
+        self.requests: list[Range] = []
+        self.fault: Fault = lambda path, start, end, content: content
         self.away = threading.Event()
 
     def read(
@@ -52,7 +54,7 @@ class Store:
             raise ConnectionRefusedError("the store is away")
         return self.fault(path, start, end, content)
 
-    def requests_for(self, suffix: str) -> list[tuple[str, int | None, int | None]]:
+    def requests_for(self, suffix: str) -> list[Range]:
         return [request for request in self.requests if request[0].endswith(suffix)]
 
 
@@ -80,21 +82,12 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 rows of 16 tokens in three shards, in memory."""
     local, folder = tmp_path_factory.mktemp("set"), as_path("memory://faulty-set")
     write_packed_set(
-        local, ROWS, {"prose": 45, "code": 15}, TOKENIZER, {"prose": ROWS[:2]}
-    )
-    shards = [
-        write_rows(
-            local / f"train-{number:05d}.bin",
-            ROWS[first : first + ROWS_PER_SHARD].astype("<u2"),
-            PIECES_SCHEMA.empty_table(),
-            first,
-        )
-        for number, first in enumerate(range(0, 60, ROWS_PER_SHARD))
-    ]
-    manifest = read_json(local / "packed.json")
-    write_json(
-        local / "packed.json",
-        {**manifest, "train": {**manifest["train"], "shards": shards}},
+        local,
+        ROWS,
+        {"prose": 45, "code": 15},
+        TOKENIZER,
+        {"prose": ROWS[:2]},
+        shard_rows=ROWS_PER_SHARD,
     )
     for path in local.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -102,7 +95,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(remote: Path, tmp_path: Path) -> Iterator[Callable[..., PackedSet]]:
+def opened(remote: Path, tmp_path: Path) -> Iterator[Open]:
     """Open the set with its own cache; all sets are closed at the end."""
     sets: list[PackedSet] = []
 
@@ -129,11 +122,11 @@ def wait_for_shards(packed: PackedSet) -> list[int]:
 
 def faults(
     *corruptions: Callable[[bytes], bytes],
-) -> Callable[[str, int | None, int | None, bytes], bytes]:
+) -> Fault:
     """Corrupt the first answers to every request, each differently; the next one is
     correct.
     """
-    attempts: dict[tuple[str, int | None, int | None], int] = {}
+    attempts: dict[Range, int] = {}
     lock = threading.Lock()
 
     def fault(path: str, start: int | None, end: int | None, content: bytes) -> bytes:
@@ -171,7 +164,7 @@ ALL_FAULTS = (
 
 @pytest.mark.parametrize("cache_bytes", [0, 2 * SHARD_BYTES, 10 * SHARD_BYTES])
 def test_rows_are_correct_despite_transport_faults(
-    store: Store, opened: Callable[..., PackedSet], cache_bytes: int
+    store: Store, opened: Open, cache_bytes: int
 ) -> None:
     warnings: list[str] = []
     packed = opened(warnings, cache_bytes=cache_bytes)
@@ -190,7 +183,7 @@ def test_rows_are_correct_despite_transport_faults(
 
 
 def test_cached_set_is_fetched_once_and_read_from_disk(
-    store: Store, opened: Callable[..., PackedSet]
+    store: Store, opened: Open
 ) -> None:
     # like two processes of one machine
     first, second = (opened(cache_bytes=3 * SHARD_BYTES) for _ in range(2))
@@ -213,7 +206,7 @@ def test_cached_set_is_fetched_once_and_read_from_disk(
 
 
 def test_uncached_neighbouring_rows_share_a_request(
-    store: Store, opened: Callable[..., PackedSet], monkeypatch: pytest.MonkeyPatch
+    store: Store, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "gristmill.tokenize.streaming.remote_rows.GAP_BYTES", 2 * LENGTH * 2
@@ -228,9 +221,7 @@ def test_uncached_neighbouring_rows_share_a_request(
     ]
 
 
-def test_training_survives_an_outage(
-    store: Store, opened: Callable[..., PackedSet]
-) -> None:
+def test_training_survives_an_outage(store: Store, opened: Open) -> None:
     packed = opened(cache_bytes=0)
     order = packed.order(3)
 
@@ -257,7 +248,7 @@ def test_training_survives_an_outage(
 
 
 def test_persistent_outage_is_an_error_naming_the_object(
-    store: Store, opened: Callable[..., PackedSet]
+    store: Store, opened: Open
 ) -> None:
     packed = opened(cache_bytes=0, retry_seconds=0.05)
     packed.read(np.array([21]))
@@ -271,9 +262,7 @@ def test_persistent_outage_is_an_error_naming_the_object(
     assert "engine.stream.retry_seconds (0.05)" in str(caught.value)
 
 
-def test_persistently_corrupt_bytes_are_an_error(
-    store: Store, opened: Callable[..., PackedSet]
-) -> None:
+def test_persistently_corrupt_bytes_are_an_error(store: Store, opened: Open) -> None:
     packed = opened(cache_bytes=0, retry_seconds=0.05)
     packed.read(np.array([21]))
     store.fault = lambda path, start, end, content: flipped(content)
@@ -282,7 +271,7 @@ def test_persistently_corrupt_bytes_are_an_error(
 
 
 def test_damaged_cached_copy_is_detected_and_read_again(
-    store: Store, opened: Callable[..., PackedSet], tmp_path: Path
+    store: Store, opened: Open, tmp_path: Path
 ) -> None:
     warnings: list[str] = []
     packed = opened(warnings, cache_bytes=10 * SHARD_BYTES)
@@ -298,9 +287,7 @@ def test_damaged_cached_copy_is_detected_and_read_again(
     assert sorted(packed.elsewhere()._here) == [0, 2]
 
 
-def test_closing_ends_pending_requests(
-    store: Store, opened: Callable[..., PackedSet]
-) -> None:
+def test_closing_ends_pending_requests(store: Store, opened: Open) -> None:
     packed = opened(cache_bytes=0)
     packed.read(np.array([25]))
     store.away.set()
@@ -322,9 +309,7 @@ def test_closing_ends_pending_requests(
     assert len(failed) == 1
 
 
-def test_missing_object_is_an_immediate_error(
-    store: Store, opened: Callable[..., PackedSet]
-) -> None:
+def test_missing_object_is_an_immediate_error(store: Store, opened: Open) -> None:
     def missing(path: str, start: int | None, end: int | None, content: bytes) -> bytes:
         raise FileNotFoundError(path)
 

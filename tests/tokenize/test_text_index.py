@@ -9,12 +9,10 @@ import random
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,11 +24,9 @@ from gristmill.dataprep.runners.tasks import run_tasks
 from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.tokenize import packed_files, text_index
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, train_name
-from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.suffixes import MappedRows, Rows
 from gristmill.tokenize.text_index import OpenIndex
-from tests.packed_sets import write_packed_set
+from tests.packed_sets import piece_table, write_packed_set
 from tests.tokenize.test_mix_memory import peak_bytes
 
 LENGTH, SHORTEST = 24, 4
@@ -46,55 +42,40 @@ def packed_of(
     padding at the end.
     """
     rows = np.zeros((len(pieces), LENGTH), np.int64)
-    table = list[dict[str, Any]]()
+    places = list[tuple[int, int, int]]()
     for row, parts in enumerate(pieces):
         start = 0
         for part in parts:
             rows[row, start : start + len(part)] = part
-            table.append(
-                {
-                    "row": row,
-                    "start": start,
-                    "length": len(part),
-                    "id": len(table).to_bytes(16),
-                    "source": 0,
-                    "copy": 0,
-                    "offset": 0,
-                }
-            )
+            places.append((row, start, len(part)))
             start += len(part)
+    row_numbers, starts, lengths = zip(*places, strict=True)
     write_packed_set(
         folder,
         rows,
         {"a": len(rows)},
         {"vocab_size": vocab, "eos": 0, "pad": 1, "sha256": ""},
+        pieces=piece_table(
+            row=row_numbers,
+            start=starts,
+            length=lengths,
+            id=[number.to_bytes(16) for number in range(len(places))],
+        ),
+        shard_rows=-(-len(rows) // shards),
     )
-    manifest = read_json(folder / "packed.json")
-    entries, cuts = [], np.linspace(0, len(rows), shards + 1).astype(int).tolist()
-    for number, (first, last) in enumerate(pairwise(cuts)):
-        shard_pieces = pa.Table.from_pylist(
-            [piece for piece in table if first <= piece["row"] < last],
-            schema=PIECES_SCHEMA,
-        )
-        dtype = DTYPES[manifest["dtype"]]
-        entries.append(
-            write_rows(
-                folder / train_name(number),
-                rows[first:last].astype(dtype),
-                shard_pieces,
-                first,
-            )
-        )
-    manifest["train"]["shards"] = entries
-    write_json(folder / "packed.json", manifest)
     return PackedSet(folder)
 
 
 def index_of(
-    packed: PackedSet, folder: Path, shortest: int = SHORTEST, **options: Any
+    folder: Path,
+    pieces: Sequence[Sequence[Sequence[int]]],
+    shortest: int = SHORTEST,
+    **options: int,
 ) -> OpenIndex:
-    build_index(packed, folder, shortest, **options)
-    return OpenIndex(folder, packed)
+    """Write a set and its index; options as of `packed_of`."""
+    packed = packed_of(folder / "set", pieces, **options)
+    build_index(packed, folder / "index", shortest)
+    return OpenIndex(folder / "index", packed)
 
 
 def build_index(
@@ -191,9 +172,7 @@ def test_every_passage_is_found_at_full_length_and_all_places(
 ) -> None:
     rng, folder = random.Random(seed), tmp_path_factory.mktemp("set")
     pieces = draw_pieces(rng, rows, words)
-    index = index_of(
-        packed_of(folder / "set", pieces, min(rows, 3), vocab), folder / "index"
-    )
+    index = index_of(folder, pieces, shards=min(rows, 3), vocab=vocab)
     for _ in range(4):
         text = [rng.randrange(words) for _ in range(rng.randint(0, 40))]
         assert indexed_passages(index, text) == brute_force_passages(
@@ -207,7 +186,7 @@ def test_passage_ends_with_its_document_or_row(tmp_path: Path) -> None:
     # two documents in a row, and padding
     third, fourth = list(range(200, 212)), list(range(212, 222))
     pieces = [[first], [second], [third, fourth]]
-    index = index_of(packed_of(tmp_path / "set", pieces), tmp_path / "index", 8)
+    index = index_of(tmp_path, pieces, 8)
     assert indexed_passages(index, [*first, *second]) == [(0, 24, [0]), (24, 24, [24])]
     assert indexed_passages(index, [*third, *fourth, 0, 0]) == [
         (0, 12, [48]),
@@ -221,7 +200,7 @@ def test_passage_ends_with_its_document_or_row(tmp_path: Path) -> None:
 def test_every_long_enough_span_of_a_document_is_found(tmp_path: Path) -> None:
     rng = random.Random(5)
     pieces = draw_pieces(rng, 60, 300)
-    index = index_of(packed_of(tmp_path / "set", pieces, 4), tmp_path / "index", 8)
+    index = index_of(tmp_path, pieces, 8, shards=4)
     planted = 0
     for row, parts in enumerate(pieces):
         start = 0
@@ -239,7 +218,7 @@ def test_every_long_enough_span_of_a_document_is_found(tmp_path: Path) -> None:
 
 def test_all_repetitions_of_a_passage_are_counted(tmp_path: Path) -> None:
     pieces = [[[7] * LENGTH] for _ in range(50)]
-    index = index_of(packed_of(tmp_path / "set", pieces), tmp_path / "index", 8)
+    index = index_of(tmp_path, pieces, 8)
     (span,) = index.passages(np.full(10, 7))
     assert (span.begin, span.tokens, len(span.places)) == (0, 10, 50 * (LENGTH - 9))
     (full_row,) = [
@@ -258,7 +237,9 @@ def test_withheld_rows_are_not_indexed(tmp_path: Path) -> None:
     manifest = read_json(packed.folder / "packed.json")
     manifest["train"]["shards"][0]["withheld"] = [1]
     write_json(packed.folder / "packed.json", manifest)
-    index = index_of(PackedSet(packed.folder), tmp_path / "index")
+    packed = PackedSet(packed.folder)
+    build_index(packed, tmp_path / "index")
+    index = OpenIndex(tmp_path / "index", packed)
     assert indexed_passages(index, range(100, 124)) == [(0, 24, [0])]
     assert indexed_passages(index, range(200, 224)) == []
 
@@ -316,9 +297,7 @@ def test_rows_stay_mapped_while_a_kernel_reads_them(
     for name in ("list_places", "sort_buckets", "find_longest"):
         monkeypatch.setattr(text_index, name, watched(name))
     piece = list(range(2, 2 + LENGTH))
-    index = index_of(
-        packed_of(tmp_path / "set", [[piece], [piece]]), tmp_path / "index"
-    )
+    index = index_of(tmp_path, [[piece], [piece]])
     assert [len(passage.places) for passage in index.passages(np.array(piece))] == [2]
     assert {*read} == {"list_places", "sort_buckets", "find_longest"}
 
@@ -328,7 +307,7 @@ def test_prints_skip_only_absent_passages(
 ) -> None:
     rng = random.Random(11)
     pieces = draw_pieces(rng, 400, 300)
-    index = index_of(packed_of(tmp_path / "set", pieces, 3), tmp_path / "index")
+    index = index_of(tmp_path, pieces, shards=3)
     searched: list[int] = []
     search = text_index.find_longest
     monkeypatch.setattr(

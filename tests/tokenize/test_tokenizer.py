@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.runners.tasks import shard_tasks
 from gristmill.mixtures.schema.tokenizer import Tokenizer
 from gristmill.tokenize.chat_template import (
@@ -24,15 +27,33 @@ from gristmill.tokenize.chat_template import (
 )
 from gristmill.tokenize.encoding import vocabulary_sample
 from gristmill.tokenize.encoding.bpe import VocabularyError
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.encoding.tokenizer import (
+    TextTokenizer,
+    TokenizerError,
+    TokenizerSummary,
+    load,
+)
 from gristmill.tokenize.encoding.vocabulary_sample import (
     HELD_OUT,
     SampleError,
+    TokenizerSample,
     candidates,
     draw_sample,
     share_bytes,
 )
 
+CHATML = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}{{- message['content'] + '<|im_end|>' -}}{%- endif -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+UNMARKED = CHATML.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
 CONVERSATION = [
     {"role": "system", "content": "Answer briefly."},
     {"role": "user", "content": "What is 2 + 2?\n"},
@@ -40,6 +61,36 @@ CONVERSATION = [
     {"role": "user", "content": "Größer als 3?"},
     {"role": "assistant", "content": "Yes"},
 ]
+
+
+def learn(
+    stages: Any, texts: Sequence[str] | int = 5, **section: Any
+) -> tuple[TokenizerSummary, TextTokenizer]:
+    """Learn from texts, or from some random ones, of the source `prose`."""
+    documents = (
+        stages.documents("prose", texts)
+        if isinstance(texts, int)
+        else [("prose", str(number), text) for number, text in enumerate(texts)]
+    )
+    inputs = {"ingest": stages.ingest("ingest", documents)}
+    summary = stages.tokenizer("tokenizer", inputs, ["prose"], **section)
+    return summary, load(stages.root / "tokenizer")
+
+
+def external(
+    stages: Any, path: Path, **section: Any
+) -> tuple[TokenizerSummary, TextTokenizer]:
+    """Copy a tokenizer.json."""
+    summary = stages.tokenizer("tokenizer", {}, [], path=str(path), **section)
+    return summary, load(stages.root / "tokenizer")
+
+
+def drawn(
+    stages: Any, inputs: Inputs, sources: Sequence[str] = ("prose",), seed: int = 1
+) -> TokenizerSample:
+    """Draw a sample of 4,000 bytes."""
+    context = stages.context(f"{inputs['ingest'].name}-{seed}")
+    return draw_sample(inputs, sources, 4000, None, seed, context)
 
 
 @pytest.fixture(scope="module")
@@ -60,27 +111,11 @@ def loaded(folder: Path) -> TextTokenizer:
     return load(folder)
 
 
-@given(st.text())
-@example("<|endoftext|> and <|user|>\n<|end|><|pad|>")
-@example("\0 \u0378 \U000e0fff \ufeff  \r\n\t\u00a0 e\u0301 \u1e9b\u0323 n't 've")
-def test_every_string_round_trips(loaded: TextTokenizer, text: str) -> None:
-    ids = loaded.encode([text])[0].ids
-    assert loaded.decode(ids) == text
-    assert not set(ids) & set(loaded.special_ids.values())
-    assert int(loaded.token_bytes[ids].sum()) == len(text.encode())
-
-
 def test_special_tokens_have_the_first_ids_and_bytes_follow(
     loaded: TextTokenizer, folder: Path
 ) -> None:
-    assert [loaded.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+    ids = [loaded.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    assert ids == list(range(6))
     assert (loaded.eos, loaded.pad, loaded.vocab_size) == (0, 1, 320)
     assert loaded.token_bytes.dtype == np.uint16
     assert loaded.token_bytes[:6].tolist() == [0] * 6
@@ -123,19 +158,9 @@ def test_transformers_encodes_text_and_special_tokens_alike(
     auto = transformers.AutoTokenizer.from_pretrained(folder)
     text = "grist millstone, and a tree: größer\n\n  42"
     assert auto.encode(text, add_special_tokens=False) == loaded.encode([text])[0].ids
-    assert (
-        auto.eos_token,
-        auto.pad_token,
-        auto.eos_token_id,
-        auto.pad_token_id,
-        len(auto),
-    ) == (
-        "<|endoftext|>",
-        "<|pad|>",
-        0,
-        1,
-        320,
-    )
+    assert (auto.eos_token, auto.eos_token_id) == ("<|endoftext|>", 0)
+    assert (auto.pad_token, auto.pad_token_id) == ("<|pad|>", 1)
+    assert len(auto) == 320
 
 
 def test_sample_has_equal_shares_of_kept_documents(stages: Any) -> None:
@@ -152,9 +177,7 @@ def test_sample_has_equal_shares_of_kept_documents(stages: Any) -> None:
         },
     )
     inputs = {"ingest": ingest, "filter": dropped}
-    sample = draw_sample(
-        inputs, ["prose", "code"], 4000, None, 1, stages.context("sample")
-    )
+    sample = drawn(stages, inputs, ["prose", "code"])
     kept = {
         text for _, locator, text in documents if int(locator.split("/")[1]) % 2 == 0
     }
@@ -169,17 +192,7 @@ def test_sample_has_equal_shares_of_kept_documents(stages: Any) -> None:
             2000 * HELD_OUT
         )
         assert not set(sample.measure[source]) & set(sample.learn[source])
-    second, third = (
-        draw_sample(
-            {"ingest": ingest},
-            ["prose"],
-            4000,
-            None,
-            seed,
-            stages.context(f"seed {seed}"),
-        )
-        for seed in (2, 3)
-    )
+    second, third = (drawn(stages, {"ingest": ingest}, seed=seed) for seed in (2, 3))
     assert second != third
 
 
@@ -197,17 +210,8 @@ def test_sample_candidates_are_bounded(
         drawn_sizes = source_candidates["size"].to_numpy()
         assert drawn_sizes.sum() - drawn_sizes[-1] < 4000 <= drawn_sizes.sum()
         assert len(drawn_sizes) <= 4000 // min(sizes) + 1
-    sample = draw_sample(ingest, ["prose"], 4000, None, 1, stages.context("whole"))
-    stages.ingest("other", stages.documents("prose", 600)[::-1], 1)
-    again = draw_sample(
-        {"ingest": stages.root / "other"},
-        ["prose"],
-        4000,
-        None,
-        1,
-        stages.context("again"),
-    )
-    assert again == sample
+    other = stages.ingest("other", stages.documents("prose", 600)[::-1], 1)
+    assert drawn(stages, {"ingest": other}) == drawn(stages, ingest)
 
 
 def test_shares_follow_weights_and_unknown_sources_are_rejected() -> None:
@@ -227,10 +231,7 @@ def test_truncated_sample_ends_at_a_character(stages: Any) -> None:
 
 
 def test_sample_too_small_for_the_vocabulary_is_warned_about(stages: Any) -> None:
-    ingest = stages.ingest("ingest", [("prose", "a", "one two one two")])
-    summary = stages.tokenizer(
-        "tokenizer", {"ingest": ingest}, ["prose"], vocab_size=5000
-    )
+    summary, _ = learn(stages, ["one two one two"], vocab_size=5000)
     assert summary.vocab_size < 300
     assert (
         f"only {summary.vocab_size} of the 5000 tokens"
@@ -242,9 +243,7 @@ def test_sample_too_small_for_the_vocabulary_is_warned_about(stages: Any) -> Non
 
 def test_empty_sample_is_rejected(stages: Any) -> None:
     with pytest.raises(SampleError, match="no text"):
-        stages.tokenizer(
-            "tokenizer", {"ingest": stages.ingest("ingest", [])}, ["prose"]
-        )
+        learn(stages, [])
 
 
 def test_empty_sample_error_names_the_stage_that_dropped_the_documents(
@@ -260,10 +259,6 @@ def test_empty_sample_error_names_the_stage_that_dropped_the_documents(
         stages.tokenizer("tokenizer", {"ingest": ingest, "filter": dropped}, ["prose"])
 
 
-def external(stages: Any, path: Path) -> dict[str, Any]:
-    return stages.tokenizer("tokenizer", {}, [], path=str(path))
-
-
 @pytest.mark.slow
 def test_published_tokenizer_gets_chat_tokens_after_its_vocabulary(
     stages: Any, shared_data: Path
@@ -276,25 +271,13 @@ def test_published_tokenizer_gets_chat_tokens_after_its_vocabulary(
         )
     )
     before = json.loads(path.read_text())
-    summary = external(stages, path)
-    loaded = load(stages.root / "tokenizer")
+    summary, loaded = external(stages, path)
     assert loaded.tokenizer.id_to_token(loaded.eos) == "<|endoftext|>"
-    vocab_size = (
-        max(
-            [
-                *before["model"]["vocab"].values(),
-                *(token["id"] for token in before["added_tokens"]),
-            ]
-        )
-        + 1
-    )
+    added = [token["id"] for token in before["added_tokens"]]
+    vocab_size = max([*before["model"]["vocab"].values(), *added]) + 1
     assert loaded.vocab_size == summary.vocab_size == vocab_size + 4
-    assert [loaded.special_ids[token] for token in SPECIAL_TOKENS[2:]] == [
-        vocab_size,
-        vocab_size + 1,
-        vocab_size + 2,
-        vocab_size + 3,
-    ]
+    chat_ids = [loaded.special_ids[token] for token in SPECIAL_TOKENS[2:]]
+    assert chat_ids == list(range(vocab_size, vocab_size + 4))
     after = json.loads((stages.root / "tokenizer" / "tokenizer.json").read_text())
     assert after["model"]["vocab"] == before["model"]["vocab"]
     assert len(after["model"]["merges"]) == len(before["model"]["merges"])
@@ -313,27 +296,18 @@ def test_real_text_round_trips_and_is_compressed(
         (shared_data / "text" / "peps.jsonl.zst").read_bytes(), max_output_size=1 << 26
     )
     texts = [json.loads(line)["text"] for line in raw.decode().splitlines()[:40]]
-    ingest = stages.ingest(
-        "ingest", [("peps", str(number), text) for number, text in enumerate(texts)]
-    )
-    summary = stages.tokenizer(
-        "tokenizer", {"ingest": ingest}, ["peps"], vocab_size=4096
-    )
-    loaded = load(stages.root / "tokenizer")
+    summary, loaded = learn(stages, texts, vocab_size=4096)
     assert [loaded.decode(encoding.ids) for encoding in loaded.encode(texts)] == texts
     assert summary.vocab_size == 4096
-    assert summary.bytes_per_token["peps"] > 2.8
+    assert summary.bytes_per_token["prose"] > 2.8
 
 
 def test_published_tokenizer_reads_no_documents(stages: Any, folder: Path) -> None:
     path = stages.root / "given.json"
     path.write_text((folder / "tokenizer.json").read_text())
-    summary = stages.tokenizer("tokenizer", {}, [], path=str(path))
-    assert (
-        summary.external,
-        summary.sample_bytes,
-        summary.bytes_per_token,
-    ) == (True, {}, {})
+    summary, _ = external(stages, path)
+    assert summary.external
+    assert summary.sample_bytes == summary.bytes_per_token == {}
 
 
 @pytest.mark.parametrize(
@@ -357,7 +331,7 @@ def test_published_tokenizer_keeps_its_start_of_text(
     # transformers writes a token with its flags
     config = stages.root / "tokenizer_config.json"
     config.write_text(json.dumps({"bos_token": given, "eos_token": None}))
-    stages.tokenizer("tokenizer", {}, [], published=published, path=str(path))
+    external(stages, path, published=published)
     written = json.loads((stages.root / "tokenizer/tokenizer_config.json").read_text())
     assert written.get("bos_token") == bos
     assert written["eos_token"] == "<|endoftext|>"
@@ -380,25 +354,20 @@ def test_tokenizer_without_an_end_of_text_is_rejected(stages: Any) -> None:
 def test_wordpiece_tokenizer_needs_a_named_end_of_text(stages: Any) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocab = {
-        token: number
-        for number, token in enumerate(
-            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##b", "b"]
-        )
-    }
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocab = {token: number for number, token in enumerate([*special, "a", "##b", "b"])}
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    tokenizer.add_special_tokens(special)
     path = stages.root / "bert.json"
     tokenizer.save(str(path))
     with pytest.raises(TokenizerError, match=r"tokenizer\.end_of_text.*\[SEP\]"):
         external(stages, path)
     for token_ in ("[EOS]", "a"):
         with pytest.raises(TokenizerError, match=r"tokenizer\.end_of_text"):
-            stages.tokenizer("wrong", {}, [], path=str(path), end_of_text=token_)
-    summary = stages.tokenizer("tokenizer", {}, [], path=str(path), end_of_text="[SEP]")
+            external(stages, path, end_of_text=token_)
+    summary, loaded = external(stages, path, end_of_text="[SEP]")
     assert (summary.eos, summary.pad) == (3, 0)
-    loaded = load(stages.root / "tokenizer")
     assert loaded.eos == 3
     assert loaded.encode(["ab [SEP] b"])[0].ids.count(3) == 0
 
@@ -406,15 +375,8 @@ def test_wordpiece_tokenizer_needs_a_named_end_of_text(stages: Any) -> None:
 def test_sentencepiece_tokens_count_blanks_and_bytes(stages: Any) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocab = {
-        "<unk>": 0,
-        "</s>": 1,
-        "<0xE2>": 2,
-        "\u2581": 3,
-        "a": 4,
-        "\u2581a": 5,
-        "é": 6,
-    }
+    tokens = ["<unk>", "</s>", "<0xE2>", "\u2581", "a", "\u2581a", "é"]
+    vocab = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab, merges=[("\u2581", "a")], byte_fallback=True, unk_token="<unk>"
@@ -425,24 +387,9 @@ def test_sentencepiece_tokens_count_blanks_and_bytes(stages: Any) -> None:
     tokenizer.add_special_tokens(["</s>"])
     path = stages.root / "pieces.json"
     tokenizer.save(str(path))
-    external(stages, path)
-    loaded = load(stages.root / "tokenizer")
+    _, loaded = external(stages, path)
     assert (loaded.eos, loaded.pad) == (1, 1)
     assert loaded.token_bytes[1:7].tolist() == [0, 1, 1, 1, 2, 2]
-
-
-CHATML = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' -}}
-{%- if message['role'] == 'assistant' -%}
-{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
-{%- else -%}{{- message['content'] + '<|im_end|>' -}}{%- endif -%}
-{{- '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
-UNMARKED = CHATML.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
 
 
 @pytest.mark.parametrize(
@@ -460,13 +407,7 @@ def test_tokens_never_cross_pretokenizer_boundaries(
     stages: Any, name: str, pieces: list[str]
 ) -> None:
     text = "pay 12345\n\n\tnow!!\n"
-    ingest = stages.ingest(
-        "ingest", [("prose", str(number), text) for number in range(40)]
-    )
-    summary = stages.tokenizer(
-        "tokenizer", {"ingest": ingest}, ["prose"], pretokenizer=name
-    )
-    loaded = load(stages.root / "tokenizer")
+    summary, loaded = learn(stages, [text] * 40, pretokenizer=name)
     ids = loaded.encode([text])[0].ids
     # a uniform sample makes every piece a token
     assert [loaded.decode([number]) for number in ids] == pieces
@@ -474,12 +415,17 @@ def test_tokens_never_cross_pretokenizer_boundaries(
 
 
 @given(text=st.text())
+@example("<|endoftext|> and <|user|>\n<|end|><|pad|>")
+@example("\0 \u0378 \U000e0fff \ufeff  \r\n\t\u00a0 e\u0301 \u1e9b\u0323 n't 've")
 @example("<|im_start|>1234\0\u0378\U000e0fff  \r\n\t5\u00a06 'LL")
-@pytest.mark.parametrize("name", ["llama3", "digits"])
-def test_every_string_round_trips_with_any_pretokenizer(
-    other_tokenizers: dict[str, TextTokenizer], name: str, text: str
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "digits"])
+def test_every_string_round_trips(
+    loaded: TextTokenizer,
+    other_tokenizers: dict[str, TextTokenizer],
+    name: str,
+    text: str,
 ) -> None:
-    loaded = other_tokenizers[name]
+    loaded = other_tokenizers.get(name, loaded)
     ids = loaded.encode([text])[0].ids
     assert loaded.decode(ids) == text
     assert not set(ids) & set(loaded.special_ids.values())
@@ -554,20 +500,13 @@ def test_unmarked_template_trains_what_each_answer_adds_to_the_generation_prompt
 def test_template_is_read_from_a_file(stages: Any) -> None:
     path = stages.root / "chatml.jinja"
     path.write_text(CHATML)
-    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
-    stages.tokenizer(
-        "tokenizer",
-        ingest,
-        ["prose"],
-        special_tokens=CHATML_TOKENS,
-        chat_template_path=str(path),
-    )
+    learn(stages, special_tokens=CHATML_TOKENS, chat_template_path=str(path))
     assert (stages.root / "tokenizer" / "chat_template.jinja").read_text() == CHATML
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(
         TokenizerError, match=r"tokenizer.chat_template_path: .*chatml.jinja"
     ):
-        stages.tokenizer("other", ingest, ["prose"], chat_template_path=str(path))
+        learn(stages, chat_template_path=str(path))
 
 
 @pytest.mark.parametrize(
@@ -603,15 +542,8 @@ def test_template_is_read_from_a_file(stages: Any) -> None:
 def test_untrainable_template_is_rejected(
     stages: Any, template: str, reason: str
 ) -> None:
-    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
     with pytest.raises(TokenizerError, match=rf"tokenizer.chat_template: .*{reason}"):
-        stages.tokenizer(
-            "tokenizer",
-            ingest,
-            ["prose"],
-            special_tokens=CHATML_TOKENS,
-            chat_template=template,
-        )
+        learn(stages, special_tokens=CHATML_TOKENS, chat_template=template)
 
 
 @pytest.mark.parametrize(
@@ -621,9 +553,8 @@ def test_untrainable_template_is_rejected(
 def test_ambiguous_special_token_is_rejected(
     stages: Any, token: str, reason: str
 ) -> None:
-    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
     with pytest.raises(VocabularyError, match=reason):
-        stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=[token])
+        learn(stages, special_tokens=[token])
 
 
 def test_published_tokenizer_takes_new_special_tokens_only(
@@ -633,25 +564,16 @@ def test_published_tokenizer_takes_new_special_tokens_only(
     content["added_tokens"] = content["added_tokens"][:1]
     path = stages.root / "own.json"
     path.write_text(json.dumps(content))
-    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
-    stages.tokenizer(
-        "tokenizer",
-        ingest,
-        ["prose"],
-        path=str(path),
-        special_tokens=CHATML_TOKENS,
-        chat_template=CHATML,
+    _, loaded = external(
+        stages, path, special_tokens=CHATML_TOKENS, chat_template=CHATML
     )
-    loaded = load(stages.root / "tokenizer")
     assert loaded.special_ids == {
         "<|endoftext|>": 0,
         "<|im_start|>": 320,
         "<|im_end|>": 321,
     }
     with pytest.raises(TokenizerError, match=r"'Ġgr' is a plain token of .*own.json"):
-        stages.tokenizer(
-            "other", ingest, ["prose"], path=str(path), special_tokens=["Ġgr"]
-        )
+        external(stages, path, special_tokens=["Ġgr"])
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -668,24 +590,10 @@ def test_marks_of_a_published_template_may_be_text(
     (published / "tokenizer_config.json").write_text(
         json.dumps({} if is_named else {"chat_template": template})
     )
-    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
-
-    def write() -> None:
-        stages.tokenizer(
-            "tokenizer",
-            ingest,
-            ["prose"],
-            path=str(published / "tokenizer.json"),
-            special_tokens=CHATML_TOKENS,
-            chat_template=template,
-        )
-
-    if is_named:
-        with pytest.raises(TokenizerError):
-            write()
-    else:
-        write()
-        assert load(stages.root / "tokenizer").special_ids.get("<|turn|>") is None
+    section = {"special_tokens": CHATML_TOKENS, "chat_template": template}
+    with pytest.raises(TokenizerError) if is_named else nullcontext():
+        _, loaded = external(stages, published / "tokenizer.json", **section)
+        assert loaded.special_ids.get("<|turn|>") is None
 
 
 def test_inconsistent_settings_are_rejected() -> None:

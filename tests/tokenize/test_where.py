@@ -5,6 +5,7 @@ measured.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,20 +28,28 @@ MEASURED = pa.table(
 )
 
 
+def check(condition: str, names: Sequence[str]) -> None:
+    check_names("sources.web.where", condition, names)
+
+
+def verdicts(condition: str, rows: pa.Table = MEASURED) -> list[int]:
+    return judge("web", condition, rows).tolist()
+
+
 def test_unmeasured_value_is_unknown() -> None:
-    assert judge("web", "quality >= 0.5", MEASURED).tolist() == [NOT_MET, UNKNOWN, MET]
-    assert judge("web", "tokens > 5", MEASURED).tolist() == [NOT_MET, MET, MET]
+    assert verdicts("quality >= 0.5") == [NOT_MET, UNKNOWN, MET]
+    assert verdicts("tokens > 5") == [NOT_MET, MET, MET]
 
 
 def test_empty_shard_has_no_verdicts() -> None:
-    assert judge("web", "quality >= 0.5", MEASURED.slice(0, 0)).tolist() == []
+    assert verdicts("quality >= 0.5", MEASURED.slice(0, 0)) == []
 
 
 def test_unknown_column_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(
         MixError, match=r"sources\.web\.where: 'qualty > 1'.*columns: quality, tokens"
     ):
-        judge("web", "qualty > 1", MEASURED)
+        verdicts("qualty > 1")
 
 
 @pytest.mark.parametrize(
@@ -70,28 +79,20 @@ def test_condition_reaches_no_file_network_or_setting(
     secret, out = tmp_path / "secret.csv", tmp_path / "out"
     secret.write_text("a\nx\n")
     with pytest.raises(MixError, match=r"sources\.web\.where"):
-        judge(
-            "web",
-            condition.format(secret=secret, out=out),
-            pa.table({"quality": [0.5]}),
-        )
+        verdicts(condition.format(secret=secret, out=out))
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 
 
 def test_names_are_checked_without_values() -> None:
     names = ["quality", "language", "cluster_size"]
-    check_names(
-        "sources.web.where",
-        "quality >= 0.5 AND language IN ('en', 'de') AND length(language) = 2",
-        names,
-    )
+    check("quality >= 0.5 AND language IN ('en', 'de') AND length(language) = 2", names)
     check_names("sources.web.epochs", "coalesce(min(cluster_size, 4), 1)", names)
     with pytest.raises(
         MixError, match=r"qualty.*columns: cluster_size, language, quality"
     ):
-        check_names("sources.web.where", "qualty > 1", names)
+        check("qualty > 1", names)
     with pytest.raises(MixError, match=r"sources\.web\.where.*syntax"):
-        check_names("sources.web.where", "quality >", names)
+        check("quality >", names)
 
 
 METADATA = [
@@ -147,10 +148,10 @@ ROWS = pa.table(
     ],
 )
 def test_condition_depends_on_its_own_row_only(expression: str) -> None:
-    check_names("sources.web.where", expression, ROWS.column_names)
-    together = judge("web", expression, ROWS).tolist()
+    check(expression, ROWS.column_names)
+    together = verdicts(expression, ROWS)
     for order in ([3, 1, 0, 2], [2], [0, 0, 1]):
-        assert judge("web", expression, ROWS.take(order)).tolist() == [
+        assert verdicts(expression, ROWS.take(order)) == [
             together[row] for row in order
         ]
 
@@ -197,22 +198,20 @@ def test_condition_depends_on_its_own_row_only(expression: str) -> None:
 def test_expression_that_is_not_a_function_of_the_row_is_rejected(
     expression: str, message: str
 ) -> None:
-    for check in (
-        lambda: check_names("sources.web.where", expression, ROWS.column_names),
-        lambda: judge("web", expression, ROWS),
-    ):
-        with pytest.raises(MixError, match=message):
-            check()
+    with pytest.raises(MixError, match=message):
+        check(expression, ROWS.column_names)
+    with pytest.raises(MixError, match=message):
+        verdicts(expression, ROWS)
 
 
 def test_metadata_keys_are_columns() -> None:
-    assert judge("web", "metadata.n >= 20", ROWS).tolist() == [
+    assert verdicts("metadata.n >= 20", ROWS) == [
         MET,
         UNKNOWN,
         NOT_MET,
         UNKNOWN,
     ]
-    assert judge("web", "metadata.page.lang = 'de'", ROWS).tolist() == [
+    assert verdicts("metadata.page.lang = 'de'", ROWS) == [
         NOT_MET,
         UNKNOWN,
         UNKNOWN,
@@ -223,21 +222,19 @@ def test_metadata_keys_are_columns() -> None:
         "metadata",
     ]
     with pytest.raises(MixError, match=r"sources\.web\.where.*metadata\.n"):
-        judge(
-            "web",
-            "metadata.n >= 20",
-            pa.table({"metadata": ['{"n": 20}', '{"n": "20"}']}),
+        verdicts(
+            "metadata.n >= 20", pa.table({"metadata": ['{"n": 20}', '{"n": "20"}']})
         )
     for condition in (
         "metadata.page = '' OR metadata.page.lang = 'de'",
         "metadata.page.lang = 'de' OR metadata.page = ''",
     ):
         with pytest.raises(MixError, match=r"metadata\.page and metadata\.page\.lang"):
-            judge("web", condition, ROWS)
+            verdicts(condition, ROWS)
         with pytest.raises(MixError, match=r"metadata\.page and metadata\.page\.lang"):
-            check_names("sources.web.where", condition, ROWS.column_names)
+            check(condition, ROWS.column_names)
     with pytest.raises(MixError, match=r"no column 'metadata\.n'"):
-        check_names("sources.web.where", "metadata.n >= 20", ["tokens"])
+        check("metadata.n >= 20", ["tokens"])
 
 
 def test_reference_lists_every_function_of_the_grammar() -> None:
