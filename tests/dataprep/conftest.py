@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,16 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
-from tests.dataprep.document_shards import Document, write_shards
+from tests.dataprep.document_shards import (
+    Document,
+    MakeContext,
+    WriteIngest,
+    write_shards,
+)
 
 
 @pytest.fixture
-def write_ingest(tmp_path: Path) -> Callable[[str, Sequence[Sequence[Document]]], Path]:
+def write_ingest(tmp_path: Path) -> WriteIngest:
     """Write document shards below `tmp_path`: (name of the folder, documents of each
     shard) -> the folder.
     """
@@ -33,7 +38,7 @@ def mini_lm() -> Path:
 
 
 @pytest.fixture
-def make_context(tmp_path: Path) -> Callable[..., Context]:
+def make_context(tmp_path: Path) -> MakeContext:
     """Make a silent context: (name of the work folder, stage, answers, **settings of
     BeamEngine) -> Context.
     """

@@ -4,7 +4,7 @@ in this process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,9 @@ from gristmill.dataprep.runners.tasks import Task, finish_task
 
 Document = tuple[str, str, str]
 """(source, locator, text)"""
+WriteIngest = Callable[[str, Sequence[Sequence[Document]]], Path]
+MakeContext = Callable[..., Context]
+"""Fixtures `write_ingest` and `make_context`."""
 
 
 def write_shards(folder: Path, shards: Sequence[Sequence[Document]]) -> Path:

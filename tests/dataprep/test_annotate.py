@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import QuarantineError
 from gristmill.dataprep.documents import column_names
 from gristmill.dataprep.user_code import annotate
 from gristmill.mixtures.schema.engine import BeamEngine
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.user_code import OwnCodeError
+from tests.dataprep.document_shards import MakeContext
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
 COUNT = (
@@ -33,10 +33,11 @@ def step(batch: pa.RecordBatch, word: str):
 """
 
 
+Run = Callable[..., tuple[dict[str, Any], list[Any]]]
+
+
 @pytest.fixture
-def run_step(
-    tmp_path: Path, make_context: Callable[..., Context]
-) -> Callable[..., tuple[dict[str, Any], list[Any]]]:
+def run_step(tmp_path: Path, make_context: MakeContext) -> Run:
     """Run a step made from source: (source, **settings) -> summary, rows."""
     numbers = iter(range(100))
 
@@ -64,7 +65,7 @@ def run_step(
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("source", [COUNT, BATCH])
 def test_measures_and_verdicts_are_the_same_in_all_modes(
-    run_step: Callable[..., Any], source: str, mode: str
+    run_step: Run, source: str, mode: str
 ) -> None:
     settings = {"with": {"word": "xyzzy"}, "max": {"magic": 0}}
     summary, rows = run_step(
@@ -87,7 +88,7 @@ def test_measures_and_verdicts_are_the_same_in_all_modes(
 
 @pytest.mark.slow
 def test_return_value_may_be_a_typed_dict_named_tuple_dataclass_or_scalar(
-    run_step: Callable[..., Any],
+    run_step: Run,
 ) -> None:
     typed_dict = """
 from typing import TypedDict
@@ -122,7 +123,7 @@ def step(text: str) -> Found:
     ] == [len(text) / 2 for text in TEXTS] * 2
 
 
-def test_false_drops_the_document(run_step: Callable[..., Any]) -> None:
+def test_false_drops_the_document(run_step: Run) -> None:
     summary, rows = run_step(
         "def step(text) -> bool:\n    return 'xyzzy' not in text\n"
     )
@@ -145,7 +146,7 @@ def test_false_drops_the_document(run_step: Callable[..., Any]) -> None:
 
 
 def test_parameters_are_columns_of_documents_and_earlier_steps(
-    run_step: Callable[..., Any], tmp_path: Path, make_context: Callable[..., Context]
+    run_step: Run, tmp_path: Path, make_context: MakeContext
 ) -> None:
     source = """
 def step(source: str, url: str, id: str, metadata: dict, locator: str, absent: int = 7, *, text) -> dict:
@@ -174,7 +175,7 @@ def step(source: str, url: str, id: str, metadata: dict, locator: str, absent: i
 
 
 def test_batch_has_the_columns_of_the_manifest_and_may_return_more(
-    run_step: Callable[..., Any],
+    run_step: Run,
 ) -> None:
     source = """
 import pyarrow as pa
@@ -188,7 +189,7 @@ def step(batch: pa.RecordBatch):
 
 
 def test_none_and_nan_are_null_and_pass_every_threshold(
-    run_step: Callable[..., Any],
+    run_step: Run,
 ) -> None:
     source = (
         "def step(text) -> dict:\n    return {'a': None, 'b': float('nan'), 'c': 1}\n"
@@ -198,9 +199,7 @@ def test_none_and_nan_are_null_and_pass_every_threshold(
     assert rows[0]["a"] is rows[0]["b"] is None
 
 
-def test_column_type_is_the_same_in_all_shards(
-    run_step: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_column_type_is_the_same_in_all_shards(run_step: Run, tmp_path: Path) -> None:
     source = """
 def step(locator: str) -> dict:
     first = locator.startswith("https://example.org/0")
@@ -219,7 +218,7 @@ def step(locator: str) -> dict:
 
 
 def test_numpy_scalars_of_several_types_make_one_column(
-    run_step: Callable[..., Any],
+    run_step: Run,
 ) -> None:
     source = """
 import numpy as np
@@ -350,7 +349,7 @@ WRONG = {
     ("case", "mode"), [*((case, "memory") for case in WRONG), ("nothing", "threads")]
 )
 def test_invalid_function_ends_the_stage_with_its_line_and_the_fix(
-    run_step: Callable[..., Any], case: str, mode: str
+    run_step: Run, case: str, mode: str
 ) -> None:
     source, settings, facts = WRONG[case]
     with pytest.raises(OwnCodeError) as error:
@@ -404,7 +403,7 @@ RAISES = {
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("case", RAISES)
 def test_exception_quarantines_only_its_document(
-    run_step: Callable[..., Any], case: str, mode: str
+    run_step: Run, case: str, mode: str
 ) -> None:
     source, message = RAISES[case]
     summary, rows = run_step(
@@ -422,7 +421,7 @@ def test_exception_quarantines_only_its_document(
 
 
 def test_quarantine_limit_ends_the_stage_with_the_first_exception(
-    run_step: Callable[..., Any],
+    run_step: Run,
 ) -> None:
     source = "from functools import cache\n@cache\ndef step(text, words): return 1\n"
     with pytest.raises(
@@ -433,7 +432,7 @@ def test_quarantine_limit_ends_the_stage_with_the_first_exception(
 
 
 def test_nondeterministic_function_is_warned_about(
-    run_step: Callable[..., Any], tmp_path: Path
+    run_step: Run, tmp_path: Path
 ) -> None:
     events: list[dict[str, Any]] = []
     source = (
@@ -447,7 +446,7 @@ def test_nondeterministic_function_is_warned_about(
 
 
 def test_dropping_a_column_of_the_batch_changes_nothing(
-    run_step: Callable[..., Any],
+    run_step: Run,
 ) -> None:
     source = """
 import numpy as np, pyarrow as pa
@@ -460,7 +459,7 @@ def step(batch: pa.Table):
 
 
 def test_resumed_run_writes_the_same_bytes(
-    tmp_path: Path, make_context: Callable[..., Context]
+    tmp_path: Path, make_context: MakeContext
 ) -> None:
     documents = write_documents(tmp_path / "ingest", shards=3)
     config = step(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from gristmill.dataprep.llm.prompting import Answer, Request, prompt, read_json_
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.steps.asked_model import AskedModel
 from tests.chat_endpoint import Cut, Does, Drop, Ended, Endpoint, Late, Raw, Refuse
+from tests.dataprep.document_shards import MakeContext
 
 SCHEMA = {
     "type": "object",
@@ -48,14 +49,24 @@ def model_at(endpoint: Endpoint, **settings: Any) -> AskedModel:
     )
 
 
-def ask(
-    requests: Iterable[Request],
-    model: AskedModel,
-    context: Context,
-    total: int | None = None,
-) -> Iterator[Answer]:
-    with Asking(model, context, total) as asking:
-        yield from asking.answers(requests)
+@pytest.fixture
+def ask(endpoint: Endpoint, make_context: MakeContext) -> Any:
+    """Ask the endpoint, or another model."""
+
+    def asking(
+        requests: Sequence[Request],
+        model: AskedModel | None = None,
+        work: str = "work",
+        answers: Any = None,
+        total: int | None = None,
+        **settings: Any,
+    ) -> list[Answer]:
+        context = make_context(work, answers=answers)
+        model = model or model_at(endpoint, **settings)
+        with Asking(model, context, total) as session:
+            return list(session.answers(requests))
+
+    return asking
 
 
 def prompts(number: int, **settings: Any) -> list[Any]:
@@ -67,26 +78,20 @@ def texts(answers: Sequence[Answer]) -> list[str]:
 
 
 def test_answers_keep_the_order_of_requests_within_the_concurrency_limit(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
-    answers = list(
-        ask(prompts(50), model_at(endpoint, concurrency=4), make_context("work"))
-    )
+    answers = ask(prompts(50), concurrency=4)
     assert texts(answers) == [f"answer to prompt {place}" for place in range(50)]
     assert endpoint.most_at_once <= 4
 
 
 def test_only_changed_prompts_are_requested_again(
-    endpoint: Endpoint, make_context: Callable[..., Context], tmp_path: Path
+    ask: Any, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     answers = tmp_path / "store" / "answers"
-    first = list(
-        ask(prompts(10), model_at(endpoint), make_context("one/work", answers=answers))
-    )
+    first = ask(prompts(10), work="one/work", answers=answers)
     changed = [*prompts(9), prompt("another")]
-    again = list(
-        ask(changed, model_at(endpoint), make_context("two/work", answers=answers))
-    )
+    again = ask(changed, work="two/work", answers=answers)
     assert texts(again) == [*texts(first)[:9], "answer to another"]
     assert endpoint.asked == {f"prompt {place}": 1 for place in range(10)} | {
         "another": 1
@@ -98,18 +103,16 @@ def test_only_changed_prompts_are_requested_again(
     [{"temperature": 0.5}, {"model": "large"}, {"seed": 1}, {"system": "Be brief."}],
 )
 def test_generation_settings_are_part_of_the_key(
-    endpoint: Endpoint, make_context: Callable[..., Context], settings: dict[str, Any]
+    ask: Any, endpoint: Endpoint, settings: dict[str, Any]
 ) -> None:
     for changes in ({}, settings):
-        list(ask(prompts(2), model_at(endpoint, **changes), make_context("work")))
+        ask(prompts(2), model_at(endpoint, **changes))
     assert endpoint.asked == {"prompt 0": 2, "prompt 1": 2}
 
 
-def test_endpoint_and_limits_are_not_part_of_the_key(
-    endpoint: Endpoint, make_context: Callable[..., Context]
-) -> None:
+def test_endpoint_and_limits_are_not_part_of_the_key(ask: Any) -> None:
     with Endpoint() as second_endpoint:
-        list(ask(prompts(3), model_at(endpoint), make_context("work")))
+        ask(prompts(3))
         moved = model_at(
             second_endpoint,
             concurrency=2,
@@ -117,15 +120,15 @@ def test_endpoint_and_limits_are_not_part_of_the_key(
             prompt_price=1,
             budget={"requests": 9},
         )
-        list(ask(prompts(3), moved, make_context("work")))
+        ask(prompts(3), moved)
         assert not second_endpoint.asked
 
 
 def test_repeated_prompt_is_requested_once_per_answer_number(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
     same = [prompt("one", number=number) for number in (0, 1, 0, 2, 1)]
-    assert len(list(ask(same, model_at(endpoint, seed=7), make_context("work")))) == 5
+    assert len(ask(same, seed=7)) == 5
     assert sorted(body["seed"] for body in endpoint.bodies) == [7, 8, 9]
 
 
@@ -143,7 +146,7 @@ FAULTS: list[Does] = [
 
 
 def test_unreliable_endpoint_loses_and_repeats_no_answer(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
     draw = random.Random(18)
 
@@ -151,84 +154,70 @@ def test_unreliable_endpoint_loses_and_repeats_no_answer(
         return draw.choice(FAULTS) if draw.random() < 0.4 else f"answer to {text}"
 
     endpoint.behaviour = unreliable
-    answers = list(ask(prompts(120), model_at(endpoint), make_context("work")))
+    answers = ask(prompts(120))
     assert texts(answers) == [f"answer to prompt {place}" for place in range(120)]
     assert endpoint.answered == {f"prompt {place}": 1 for place in range(120)}
     assert endpoint.asked.total() > 150
 
 
-def test_request_is_repeated_after_its_timeout(
-    endpoint: Endpoint, make_context: Callable[..., Context]
-) -> None:
+def test_request_is_repeated_after_its_timeout(ask: Any, endpoint: Endpoint) -> None:
     endpoint.behaviour = lambda asked, before: (
         Late("late") if before == 0 else "in time"
     )
-    answers = list(
-        ask(prompts(2), model_at(endpoint, timeout_seconds=0.2), make_context("work"))
-    )
+    answers = ask(prompts(2), timeout_seconds=0.2)
     assert texts(answers) == ["in time", "in time"]
 
 
-def test_requests_fail_over_to_another_endpoint(
-    endpoint: Endpoint, make_context: Callable[..., Context]
-) -> None:
+def test_requests_fail_over_to_another_endpoint(ask: Any, endpoint: Endpoint) -> None:
     with Endpoint() as closed:
         closed_url = closed.url
     model = AskedModel(endpoint=(closed_url, endpoint.url), model="small")
-    assert len(list(ask(prompts(10), model, make_context("work")))) == 10
+    assert len(ask(prompts(10), model)) == 10
 
 
 def test_retry_after_beyond_the_patience_ends_the_stage(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
     endpoint.behaviour = lambda asked, before: Refuse(
         429, headers={"Retry-After": "900"}
     )
     with pytest.raises(AskingError, match=r"stage: .*http://127.* 429 .*900 s.* kept"):
-        list(
-            ask(
-                prompts(1),
-                model_at(endpoint, patience_seconds=60),
-                make_context("work"),
-            )
-        )
+        ask(prompts(1), patience_seconds=60)
     assert endpoint.asked.total() == 1
 
 
 def test_run_after_an_outage_requests_only_missing_answers(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
     endpoint.behaviour = lambda asked, before: (
         f"answer to {asked}" if asked < "prompt 5" else Refuse(502)
     )
     impatient = model_at(endpoint, patience_seconds=0.05)
     with pytest.raises(AskingError, match=r"http://127.* 502 .* kept"):
-        list(ask(prompts(10), impatient, make_context("work")))
+        ask(prompts(10), impatient)
     endpoint.behaviour = lambda asked, before: f"answer to {asked}"
-    assert len(list(ask(prompts(10), impatient, make_context("work")))) == 10
+    assert len(ask(prompts(10), impatient)) == 10
     assert endpoint.answered == {f"prompt {place}": 1 for place in range(10)}
 
 
-def test_unanswered_request_can_be_quarantined(
-    endpoint: Endpoint, make_context: Callable[..., Context]
-) -> None:
+def test_unanswered_request_can_be_quarantined(ask: Any, endpoint: Endpoint) -> None:
     endpoint.behaviour = lambda asked, before: (
         Refuse(500, "out of memory") if asked == "prompt 1" else "good"
     )
     model = model_at(endpoint, patience_seconds=0.05, unanswered="quarantine")
-    first, second, third = ask(prompts(3), model, make_context("work"))
+    first, second, third = ask(prompts(3), model)
     assert (first.error, third.error) == (None, None)
     assert second.error is not None
     assert "500 out of memory" in second.error
 
 
 def test_client_error_fails_only_its_request_without_a_retry(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
     endpoint.behaviour = lambda asked, before: (
         Refuse(400, "too long") if asked == "prompt 1" else "good"
     )
-    answers = list(ask(prompts(3), model_at(endpoint), make_context("work")))
+    answers = ask(prompts(3))
     assert [answer.error is None for answer in answers] == [True, False, True]
     assert "400 too long" in str(answers[1].error)
     assert endpoint.asked["prompt 1"] == 1
@@ -243,32 +232,29 @@ def test_client_error_fails_only_its_request_without_a_retry(
     ],
 )
 def test_error_that_concerns_all_requests_ends_the_stage_at_once(
-    endpoint: Endpoint, make_context: Callable[..., Context], status: int, facts: str
+    ask: Any, endpoint: Endpoint, status: int, facts: str
 ) -> None:
     endpoint.behaviour = lambda asked, before: Refuse(status)
     with pytest.raises(AskingError, match=facts):
-        list(ask(prompts(100), model_at(endpoint, concurrency=2), make_context("work")))
+        ask(prompts(100), concurrency=2)
     assert endpoint.asked.total() <= 2
 
 
 def test_api_key_comes_from_the_environment_and_is_never_written(
-    endpoint: Endpoint,
-    make_context: Callable[..., Context],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ask: Any, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_at(endpoint, api_key_env="A_KEY_OF_MINE")
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
     with pytest.raises(AskingError, match=r"\$A_KEY_OF_MINE.* not set"):
-        list(ask(prompts(1), model, make_context("work")))
+        ask(prompts(1), model)
     monkeypatch.setenv("A_KEY_OF_MINE", "sk-0123456789abcdef")
-    list(ask(prompts(1), model, make_context("work")))
+    ask(prompts(1), model)
     assert endpoint.headers["authorization"] == "Bearer sk-0123456789abcdef"
     endpoint.behaviour = lambda asked, before: Refuse(
         401, "the key sk-0123456789abcdef is unknown"
     )
     with pytest.raises(AskingError) as refused:
-        list(ask([prompt("another")], model, make_context("work")))
+        ask([prompt("another")], model)
     assert "the key *** is unknown" in str(refused.value)
     assert "$A_KEY_OF_MINE" in str(refused.value)
     for path in tmp_path.rglob("*"):
@@ -276,7 +262,7 @@ def test_api_key_comes_from_the_environment_and_is_never_written(
 
 
 def test_request_budget_counts_all_attempts_and_keeps_answers(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
     limited = model_at(endpoint, budget={"requests": 7})
     for _ in range(2):
@@ -284,10 +270,10 @@ def test_request_budget_counts_all_attempts_and_keeps_answers(
             BudgetSpentError,
             match=r"stage: .*7 of 20 requests with 42 tokens.*`budget.requests`",
         ):
-            list(ask(prompts(20), limited, make_context("out/work"), total=20))
+            ask(prompts(20), limited, work="out/work", total=20)
     assert endpoint.answered.total() == 7
     raised = model_at(endpoint, budget={"requests": 20})
-    assert len(list(ask(prompts(20), raised, make_context("out/work"), total=20))) == 20
+    assert len(ask(prompts(20), raised, work="out/work", total=20)) == 20
     assert set(endpoint.answered.values()) == {1}
 
 
@@ -300,7 +286,7 @@ def test_request_budget_counts_all_attempts_and_keeps_answers(
 )
 def test_token_or_money_budget_is_never_exceeded(
     endpoint: Endpoint,
-    make_context: Callable[..., Context],
+    make_context: MakeContext,
     budget: dict[str, float],
     prices: dict[str, float],
 ) -> None:
@@ -313,7 +299,7 @@ def test_token_or_money_budget_is_never_exceeded(
 
 
 def test_invalid_answer_is_repaired_once_and_then_quarantined(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
     def forgetful(text: str, before: int) -> Does:
         if text.startswith("This answer cannot be used"):
@@ -330,16 +316,13 @@ def test_invalid_answer_is_repaired_once_and_then_quarantined(
 
     endpoint.behaviour = forgetful
     requests = [prompt(text, SCHEMA) for text in ("p0", "p22", "p3")]
-    good, mended, bad = ask(requests, model_at(endpoint), make_context("work"))
+    good, mended, bad = ask(requests)
     assert (good.value, good.repaired) == ({"score": 3}, False)
     assert (mended.value, mended.repaired, mended.error) == ({"score": 4}, True, None)
     assert bad.error is not None
     assert bad.error.startswith("$.score: 9 is greater than the maximum of 5")
     number = len(endpoint.bodies)
-    assert [
-        answer.error
-        for answer in ask(requests, model_at(endpoint), make_context("work"))
-    ] == [
+    assert [answer.error for answer in ask(requests)] == [
         None,
         None,
         bad.error,
@@ -347,13 +330,9 @@ def test_invalid_answer_is_repaired_once_and_then_quarantined(
     assert len(endpoint.bodies) == number
 
 
-def test_truncated_answer_names_max_tokens(
-    endpoint: Endpoint, make_context: Callable[..., Context]
-) -> None:
+def test_truncated_answer_names_max_tokens(ask: Any, endpoint: Endpoint) -> None:
     endpoint.behaviour = lambda asked, before: Ended('{"score": 3, "reason": "because')
-    (answer,) = ask(
-        [prompt("p", SCHEMA)], model_at(endpoint, max_tokens=9), make_context("work")
-    )
+    (answer,) = ask([prompt("p", SCHEMA)], max_tokens=9)
     assert "9 tokens (`max_tokens`)" in str(answer.error)
 
 
@@ -377,18 +356,10 @@ def test_json_is_extracted_from_surrounding_prose(text: str, value: Any) -> None
     assert (error is None) == (value is not None)
 
 
-def test_response_format_is_sent_as_configured(
-    endpoint: Endpoint, make_context: Callable[..., Context]
-) -> None:
+def test_response_format_is_sent_as_configured(ask: Any, endpoint: Endpoint) -> None:
     endpoint.behaviour = lambda asked, before: '{"score": 1}'
     for form in ("none", "json_object", "json_schema"):
-        list(
-            ask(
-                [prompt("p", SCHEMA)],
-                model_at(endpoint, response_format=form),
-                make_context("work"),
-            )
-        )
+        ask([prompt("p", SCHEMA)], response_format=form)
     assert [body.get("response_format") for body in endpoint.bodies] == [
         None,
         {"type": "json_object"},
@@ -397,22 +368,17 @@ def test_response_format_is_sent_as_configured(
 
 
 def test_truncated_line_of_kept_answers_is_requested_again(
-    endpoint: Endpoint, make_context: Callable[..., Context], tmp_path: Path
+    ask: Any, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    list(ask(prompts(5), model_at(endpoint, concurrency=1), make_context("work")))
+    ask(prompts(5), concurrency=1)
     (file,) = (tmp_path / "work" / "answers").rglob("*.jsonl")
     os.truncate(file, file.stat().st_size - 9)
-    assert (
-        texts(list(ask(prompts(5), model_at(endpoint), make_context("work"))))[4]
-        == "answer to prompt 4"
-    )
+    assert texts(ask(prompts(5)))[4] == "answer to prompt 4"
     assert endpoint.asked.total() == 6
 
 
 def test_answers_are_kept_on_an_object_store(
-    endpoint: Endpoint,
-    make_context: Callable[..., Context],
-    monkeypatch: pytest.MonkeyPatch,
+    ask: Any, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from upath import UPath
 
@@ -421,31 +387,15 @@ def test_answers_are_kept_on_an_object_store(
     monkeypatch.setattr(answer_store, "UNSAVED_ANSWERS", 3)
     bucket = UPath("memory://bucket/answers")
     for _ in range(2):
-        assert (
-            len(
-                list(
-                    ask(
-                        prompts(10),
-                        model_at(endpoint),
-                        make_context("work", answers=bucket),
-                    )
-                )
-            )
-            == 10
-        )
+        assert len(ask(prompts(10), answers=bucket)) == 10
     assert endpoint.asked.total() == 10
 
 
 def test_progress_counts_answered_requests(endpoint: Endpoint, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
-    list(
-        ask(
-            prompts(5),
-            model_at(endpoint),
-            Context(work=tmp_path / "work", emit=events.append),
-            total=5,
-        )
-    )
+    context = Context(work=tmp_path / "work", emit=events.append)
+    with Asking(model_at(endpoint), context, total=5) as session:
+        assert len(list(session.answers(prompts(5)))) == 5
     assert events[-1] == {
         "event": "progress",
         "done": 5,
@@ -456,23 +406,18 @@ def test_progress_counts_answered_requests(endpoint: Endpoint, tmp_path: Path) -
 
 
 def test_kept_answer_equals_the_received_one_for_any_characters(
-    endpoint: Endpoint, make_context: Callable[..., Context]
+    ask: Any, endpoint: Endpoint
 ) -> None:
     endpoint.behaviour = lambda asked, before: Raw(
         b'{"choices": [{"message": {"content": "a\\ud800b\\u0000\\u2028c\\nd"}}]}'
     )
-    first, second = (
-        texts(list(ask(prompts(1), model_at(endpoint), make_context("work"))))
-        for _ in range(2)
-    )
+    first, second = (texts(ask(prompts(1))) for _ in range(2))
     assert first == second == ["a\ufffdb\0\u2028c\nd"]
 
 
 @pytest.mark.slow
 def test_vllm_serves_a_model_folder(
-    make_context: Callable[..., Context],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
@@ -483,17 +428,17 @@ def test_vllm_serves_a_model_folder(
     )
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerError, match=r"vLLM.* not installed.*gristmill\[vllm\]'"):
-        list(ask(prompts(1), model, make_context("work")))
+        ask(prompts(1), model)
     program = tmp_path / "vllm"
     program.write_text(f"#!{sys.executable}\n{STAND_IN}")
     program.chmod(0o755)
-    (answer,) = ask(prompts(1), model, make_context("work"))
+    (answer,) = ask(prompts(1), model)
     command = answer.text.split()
     assert command[:3] == ["serve", str(tmp_path / "tiny"), "--host"]
     assert command[-4:] == ["--served-model-name", "tiny", "--max-model-len", "99"]
     program.write_text(f"#!{sys.executable}\nraise SystemExit('no GPU')\n")
     with pytest.raises(ServerError, match=r"tiny .*status 1.*no GPU"):
-        list(ask([prompt("another")], model, make_context("work")))
+        ask([prompt("another")], model)
 
 
 STAND_IN = """
@@ -516,7 +461,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 
 @pytest.mark.parametrize("root", ["here", "memory://forgotten/answers"])
 def test_answers_are_forgotten_with_any_of_their_documents(
-    root: str, endpoint: Endpoint, make_context: Callable[..., Context], tmp_path: Path
+    ask: Any, endpoint: Endpoint, tmp_path: Path, root: str
 ) -> None:
     from upath import UPath
 
@@ -524,13 +469,7 @@ def test_answers_are_forgotten_with_any_of_their_documents(
     first, second, third = ("1" * 32, "2" * 32, "3" * 32)
 
     def answer(name: str, *about: tuple[str, str | None]) -> None:
-        list(
-            ask(
-                [prompt(text, about=of) for text, of in about],
-                model_at(endpoint),
-                make_context(name, answers=bucket),
-            )
-        )
+        ask([prompt(text, about=of) for text, of in about], work=name, answers=bucket)
 
     def forgotten(*documents: str, remove: bool = True) -> tuple[int, int]:
         counts = forget_answers(bucket, documents, remove)
@@ -562,19 +501,17 @@ def test_forgetting_answers_does_not_disturb_readers_and_writers(
 ) -> None:
     keys = [digit * 64 for digit in "abc"]
     kept = KeptAnswers(tmp_path, {}, "one")
-    kept.keep(
-        keys[0], {"text": "first", "prompt_tokens": 1, "answer_tokens": 1}, "1" * 32
-    )
-    kept.keep(
-        keys[1], {"text": "second", "prompt_tokens": 1, "answer_tokens": 1}, "2" * 32
-    )
+
+    def keep(key: str, text: str, about: str) -> None:
+        kept.keep(key, {"text": text, "prompt_tokens": 1, "answer_tokens": 1}, about)
+
+    keep(keys[0], "first", "1" * 32)
+    keep(keys[1], "second", "2" * 32)
     assert forget_answers(tmp_path, ["1" * 32], remove=True) == {
         "answers": 1,
         "unknown": 0,
     }
-    kept.keep(
-        keys[2], {"text": "thïrd", "prompt_tokens": 1, "answer_tokens": 1}, "3" * 32
-    )
+    keep(keys[2], "thïrd", "3" * 32)
     kept.note(keys[2], "2" * 32)
     assert kept.find(keys[0]) is None
     assert [kept.find(key)["text"] for key in keys[1:]] == ["second", "thïrd"]

@@ -13,7 +13,12 @@ import pytest
 from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.semantic import cluster
 from gristmill.dataprep.semantic.cluster_names import name_clusters, project
-from tests.dataprep.document_shards import file_contents, rows_by_id
+from tests.dataprep.document_shards import (
+    MakeContext,
+    WriteIngest,
+    file_contents,
+    rows_by_id,
+)
 
 SUBJECTS = {
     "bread": "the baker kneads dough of flour and yeast, and bakes bread in the hot "
@@ -40,7 +45,7 @@ Run = Callable[..., tuple[Path, dict[str, Any]]]
 
 @pytest.fixture
 def run(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm: Path
+    write_ingest: WriteIngest, make_context: MakeContext, tmp_path: Path, mini_lm: Path
 ) -> Run:
     """Run the stage: (name, shards, **settings of BeamEngine) -> output folder,
     summary.

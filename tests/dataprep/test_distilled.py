@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from gristmill.core.files import json_object
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.encoders.distil_classifier import calibrate, count_confusion
 from gristmill.dataprep.llm.client import BudgetSpentError
 from gristmill.dataprep.quality import quality
@@ -29,6 +28,7 @@ from gristmill.flows.stages.registry import prepare_step
 from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.steps.quality import Quality
 from tests.chat_endpoint import Endpoint
+from tests.dataprep.document_shards import MakeContext, WriteIngest
 from tests.dataprep.own_steps import step, written
 from tests.dataprep.test_embeddings import write_static
 
@@ -40,6 +40,8 @@ JUDGE = (
 """A judge without a score for some documents; good ones share a word that the others
 lack.
 """
+EDU = {"column": "edu", "at_least": 3}
+MODEL = {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}
 Run = Callable[..., tuple[dict[str, Any], list[Mapping[str, Any]]]]
 
 
@@ -61,8 +63,8 @@ def texts() -> list[str]:
 @pytest.fixture
 def run_stages(
     tmp_path: Path,
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
+    write_ingest: WriteIngest,
+    make_context: MakeContext,
 ) -> Run:
     """Run a judge and then `quality`: (settings, shards, **settings of BeamEngine) ->
     summary, rows.
@@ -99,15 +101,14 @@ def run_stages(
 @pytest.fixture
 def forms(tmp_path: Path) -> Mapping[str, dict[str, Any]]:
     """Settings of small classifiers of both kinds."""
-    judge = {"judge": {"column": "edu", "at_least": 3}}
     embedding = {"path": str(write_static(tmp_path / "static")), "pool": "tokens"}
     return {
         "embedding+linear": {
-            **judge,
+            "judge": EDU,
             "distil": "embedding+linear",
             "embedding": embedding,
         },
-        "fasttext": {**judge, "distil": "fasttext"},
+        "fasttext": {"judge": EDU, "distil": "fasttext"},
     }
 
 
@@ -243,30 +244,22 @@ def test_run_after_a_spent_budget_requests_only_missing_answers(
 
 
 @pytest.mark.parametrize(
-    ("judge", "facts"),
+    ("settings", "facts"),
     [
-        ({"column": "edu", "rubric": "toxicity"}, "rubric: .*`model`"),
+        ({"judge": {**EDU, "rubric": "toxicity"}}, "rubric: .*`model`"),
+        ({"judge": {**EDU, "model": MODEL}}, "one of"),
         (
-            {
-                "column": "edu",
-                "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"},
-            },
-            "one of",
-        ),
-        (
-            {
-                "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"},
-                "score": "scor",
-            },
+            {"judge": {"model": MODEL, "score": "scor", "at_least": 3}},
             "did you mean 'score'",
         ),
+        ({"judge": {"at_least": 3}}, "column"),
+        ({"judge": EDU, "distil": None}, "distil"),
+        ({"judge": EDU, "distil": "embedding+linear"}, "`embedding`"),
     ],
 )
-def test_invalid_judge_is_rejected(judge: dict[str, Any], facts: str) -> None:
+def test_invalid_judge_is_rejected(settings: dict[str, Any], facts: str) -> None:
     with pytest.raises(ValueError, match=facts):
-        Quality.model_validate(
-            {"judge": {**judge, "at_least": 3}, "distil": "fasttext"}
-        )
+        Quality.model_validate({"distil": "fasttext", **settings})
 
 
 def test_unknown_judge_column_is_rejected_before_any_work(tmp_path: Path) -> None:
@@ -287,7 +280,7 @@ prepare:
 def test_recipe_has_the_question_but_not_the_endpoint() -> None:
     def recipe(**model: Any) -> Any:
         judge = {
-            "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x", **model},
+            "model": {**MODEL, **model},
             "at_least": 3,
         }
         section = Quality.model_validate(
@@ -311,16 +304,6 @@ def test_judgements_without_both_classes_are_rejected(run_stages: Run) -> None:
         run_stages(
             {"judge": {"metadata": "score", "at_least": 3}, "distil": "fasttext"}
         )
-    for settings, message in (
-        ({"judge": {"column": "edu", "at_least": 3}}, "distil"),
-        (
-            {"judge": {"column": "edu", "at_least": 3}, "distil": "embedding+linear"},
-            "`embedding`",
-        ),
-        ({"judge": {"at_least": 3}, "distil": "fasttext"}, "column"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Quality.model_validate(settings)
 
 
 def test_calibration_and_confusion_counts() -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import column_names, shard_names
 from gristmill.dataprep.encoders.document_scores import BOUND, announce, load_scorer
 from gristmill.dataprep.encoders.model_folders import ModelFolderError
@@ -23,7 +22,7 @@ from gristmill.dataprep.user_code import annotate
 from gristmill.mixtures.schema.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.steps.quality import Classifier
-from tests.dataprep.document_shards import rewrite_texts
+from tests.dataprep.document_shards import MakeContext, WriteIngest, rewrite_texts
 from tests.dataprep.own_steps import written
 from tests.dataprep.small_models import (
     MOST_TOKENS,
@@ -57,8 +56,8 @@ def domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run_step(
     tmp_path: Path,
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
+    write_ingest: WriteIngest,
+    make_context: MakeContext,
 ) -> Run:
     """Run the step: (settings, shards, **settings of BeamEngine) -> summary, rows."""
     numbers = iter(range(100))
@@ -243,8 +242,8 @@ def test_workers_write_the_same_bytes(
 
 def test_resumed_run_scores_only_missing_shards(
     tmp_path: Path,
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
+    write_ingest: WriteIngest,
+    make_context: MakeContext,
     regression: Path,
 ) -> None:
     ingest = write_ingest(
@@ -268,8 +267,8 @@ def test_resumed_run_scores_only_missing_shards(
 
 def test_text_that_is_not_utf8_is_quarantined_alone(
     tmp_path: Path,
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
+    write_ingest: WriteIngest,
+    make_context: MakeContext,
     regression: Path,
 ) -> None:
     ingest = write_ingest(

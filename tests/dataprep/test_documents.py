@@ -51,6 +51,16 @@ def documents(texts: list[str], sources: list[str]) -> pa.Table:
     return pa.Table.from_pylist(rows, DOCUMENT_SCHEMA)
 
 
+def write_stages(folder: Path, table: pa.Table, **stages: pa.Table) -> dict[str, Path]:
+    """Write documents and the annotations of stages as one shard, and return the
+    folders.
+    """
+    inputs = {name: folder / name for name in ("ingest", *stages)}
+    for name, rows in {"ingest": table, **stages}.items():
+        write_table(inputs[name] / "part-0.parquet", rows)
+    return inputs
+
+
 @given(st.lists(st.tuples(*[st.text()] * 3), min_size=2, max_size=2, unique=True))
 def test_different_documents_have_different_ids(
     pair: list[tuple[str, str, str]],
@@ -114,18 +124,14 @@ def test_annotations_and_counts_equal_a_plain_loop(data: st.DataObject) -> None:
         st.sampled_from([None, "broke"]),
     )
     drawn_documents = data.draw(st.lists(row, max_size=12))
-    table = documents(
-        [document[0] for document in drawn_documents],
-        [document[1] for document in drawn_documents],
+    texts, sources, states = (
+        np.array([document[:3] for document in drawn_documents], object)
+        .reshape(-1, 3)
+        .T
     )
-    rows = np.array(
-        [at for at, document in enumerate(drawn_documents) if document[2] != "unknown"],
-        np.int64,
-    )
-    judged = np.array(
-        [at for at, document in enumerate(drawn_documents) if document[2] == "judged"],
-        np.int64,
-    )
+    table = documents(texts, sources)
+    rows = np.flatnonzero(states != "unknown")
+    judged = np.flatnonzero(states == "judged")
     reasons, errors = (
         [drawn_documents[at][column] for at in judged] for column in (3, 4)
     )
@@ -145,17 +151,7 @@ def test_annotations_and_counts_equal_a_plain_loop(data: st.DataObject) -> None:
         assert annotations["place"][at].as_py() == (at if state == "judged" else None)
         if state == "unknown":
             continue
-        part = expected.setdefault(
-            source,
-            {
-                "read": 0,
-                "kept": 0,
-                "dropped": {},
-                "quarantined": 0,
-                "bytes_read": 0,
-                "bytes_kept": 0,
-            },
-        )
+        part = expected.setdefault(source, empty_counts())
         part["read"] += 1
         part["bytes_read"] += len(text.encode())
         if final is None:
@@ -166,11 +162,12 @@ def test_annotations_and_counts_equal_a_plain_loop(data: st.DataObject) -> None:
         else:
             part["dropped"][final] = part["dropped"].get(final, 0) + 1
     assert counts.pop("sources") == expected
-    assert counts == add_counts([{**empty_counts(), "dropped": {}}, *expected.values()])
+    assert counts == add_counts([empty_counts(), *expected.values()])
 
 
-def empty_counts() -> dict[str, int]:
-    return dict.fromkeys(("read", "kept", "quarantined", "bytes_read", "bytes_kept"), 0)
+def empty_counts() -> dict[str, Any]:
+    numbers = ("read", "kept", "quarantined", "bytes_read", "bytes_kept")
+    return {**dict.fromkeys(numbers, 0), "dropped": {}}
 
 
 def test_number_of_verdicts_must_match_the_judged_documents() -> None:
@@ -181,21 +178,12 @@ def test_number_of_verdicts_must_match_the_judged_documents() -> None:
 
 def test_rows_are_kept_if_all_stages_keep_them(tmp_path: Path) -> None:
     table = documents(["a", "b", "c"], ["x"] * 3)
-    all_rows = np.arange(3)
-    inputs = {
-        "ingest": tmp_path / "ingest",
-        "filter": tmp_path / "filter",
-        "dedup": tmp_path / "dedup",
-    }
-    write_table(inputs["ingest"] / "part-0.parquet", table)
-    write_table(
-        inputs["filter"] / "part-0.parquet",
-        annotate(table, all_rows, all_rows, [None, "r", None], {})[0],
-    )
-    remaining = np.array([0, 2])
-    write_table(
-        inputs["dedup"] / "part-0.parquet",
-        annotate(table, remaining, remaining, ["r", None], {})[0],
+    all_rows, remaining = np.arange(3), np.array([0, 2])
+    inputs = write_stages(
+        tmp_path,
+        table,
+        filter=annotate(table, all_rows, all_rows, [None, "r", None], {})[0],
+        dedup=annotate(table, remaining, remaining, ["r", None], {})[0],
     )
     assert kept_rows({"ingest": inputs["ingest"]}, "part-0.parquet").tolist() == [
         0,
@@ -207,13 +195,9 @@ def test_rows_are_kept_if_all_stages_keep_them(tmp_path: Path) -> None:
 
 def test_misaligned_annotations_are_rejected(tmp_path: Path) -> None:
     table = documents(["a", "b"], ["x", "x"])
-    inputs = {"ingest": tmp_path / "ingest", "filter": tmp_path / "filter"}
-    all_rows = np.arange(2)
-    write_table(inputs["ingest"] / "part-0.parquet", table)
-    write_table(
-        inputs["filter"] / "part-0.parquet",
-        annotate(table, all_rows, all_rows, [None, None], {})[0].take([1, 0]),
-    )
+    rows = np.arange(2)
+    annotations, _ = annotate(table, rows, rows, [None, None], {})
+    inputs = write_stages(tmp_path, table, filter=annotations.take([1, 0]))
     with pytest.raises(MisalignedError, match="gristmill stage filter"):
         read_annotations(inputs, "part-0.parquet", "filter")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents
 from gristmill.dataprep.edits import apply_edits, derive_edits, edits_array
 from gristmill.dataprep.user_code import edit
 from gristmill.mixtures.user_code import OwnCodeError, OwnFunction, take_code
+from tests.dataprep.document_shards import MakeContext
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
 TEXT = st.text(st.sampled_from("ab \nÄ€𝄞."), max_size=30)
@@ -61,7 +60,7 @@ def test_edits_cover_changed_lines(
     ],
 )
 def test_later_stages_read_the_texts_of_the_function(
-    tmp_path: Path, make_context: Callable[..., Context], source: str, mode: str
+    tmp_path: Path, make_context: MakeContext, source: str, mode: str
 ) -> None:
     documents = write_documents(tmp_path / "ingest")
     config = step(tmp_path / "code", source)
@@ -85,9 +84,7 @@ def test_later_stages_read_the_texts_of_the_function(
 
 
 @pytest.mark.slow
-def test_installed_function_can_edit(
-    tmp_path: Path, make_context: Callable[..., Context]
-) -> None:
+def test_installed_function_can_edit(tmp_path: Path, make_context: MakeContext) -> None:
     use = take_code(OwnFunction("textwrap:shorten"), tmp_path)
     documents = write_documents(tmp_path / "ingest", shards=1)
     edit.run(
@@ -130,7 +127,7 @@ def test_installed_function_can_edit(
     ],
 )
 def test_return_value_that_is_not_text_ends_the_stage(
-    tmp_path: Path, make_context: Callable[..., Context], source: str, facts: str
+    tmp_path: Path, make_context: MakeContext, source: str, facts: str
 ) -> None:
     with pytest.raises(OwnCodeError, match=facts):
         edit.run(
@@ -142,7 +139,7 @@ def test_return_value_that_is_not_text_ends_the_stage(
 
 
 def test_failing_oversized_and_invalid_texts_are_quarantined(
-    tmp_path: Path, make_context: Callable[..., Context]
+    tmp_path: Path, make_context: MakeContext
 ) -> None:
     source = """
 def step(text):

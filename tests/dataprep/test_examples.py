@@ -34,6 +34,10 @@ def assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
 
 
+def system(content: str) -> dict[str, str]:
+    return {"role": "system", "content": content}
+
+
 def write(path: Path, rows: list[Any]) -> str:
     path.write_text(
         "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
@@ -42,70 +46,14 @@ def write(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
+QA = [user("q"), assistant("a")]
 CHAT = [
-    {"role": "system", "content": "s"},
+    system("s"),
     user("q"),
     assistant("a"),
     user("q2"),
     assistant("a2"),
 ]
-
-
-@pytest.mark.parametrize(
-    ("row", "messages"),
-    [
-        ({"messages": CHAT, "extra": 1}, CHAT),
-        ({"prompt": "q", "completion": "a"}, [user("q"), assistant("a")]),
-        ({"prompt": "q", "response": "a"}, [user("q"), assistant("a")]),
-        (
-            {"prompt": [user("q")], "completion": [assistant("a")]},
-            [user("q"), assistant("a")],
-        ),
-        (
-            {"instruction": "do", "input": "this", "output": "a"},
-            [user("do\n\nthis"), assistant("a")],
-        ),
-        (
-            {"instruction": "do", "input": "", "output": "a"},
-            [user("do"), assistant("a")],
-        ),
-        ({"instruction": "do", "output": "a"}, [user("do"), assistant("a")]),
-    ],
-)
-def test_instruction_forms_become_messages(
-    tmp_path: Path, row: Any, messages: Any
-) -> None:
-    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "sft").examples
-    assert example["messages"] == messages
-    assert set(example) == {"id", "messages"}
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "q", "chosen": "good", "rejected": "bad"},
-        {
-            "prompt": [user("q")],
-            "chosen": [assistant("good")],
-            "rejected": [assistant("bad")],
-        },
-        {
-            "prompt": "q",
-            "chosen": [user("q"), assistant("good")],
-            "rejected": [user("q"), assistant("bad")],
-        },
-    ],
-)
-def test_preference_forms_become_a_prompt_and_two_answers(
-    tmp_path: Path, row: Any
-) -> None:
-    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
-    assert example == {
-        "id": example["id"],
-        "prompt": [user("q")],
-        "chosen": [assistant("good")],
-        "rejected": [assistant("bad")],
-    }
 
 
 def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
@@ -118,7 +66,7 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
         {"messages": [{"role": "robot", "content": "x"}]},
         {"messages": [user("q"), {"role": "assistant"}]},
         {"prompt": "q", "completion": "  "},
-        {"messages": [user("q"), {"role": "system", "content": "s"}, assistant("a")]},
+        {"messages": [user("q"), system("s"), assistant("a")]},
         [1],
         '{"prompt": "q", "completion": "\\ud800"}',
     ]
@@ -167,25 +115,6 @@ def test_at_most_ten_reasons_are_listed(tmp_path: Path) -> None:
         read_set(write(tmp_path / "a.jsonl", rows), "sft")
     assert len(raised.value.args[0].splitlines()) == 1 + 10 + 1
     assert " 3 " in raised.value.args[0].splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"prompt": "q", "chosen": "a"}, "rejected"),
-        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected"),
-        (
-            {"prompt": [user("q")], "chosen": [user("q")], "rejected": "a"},
-            "chosen .*prompt",
-        ),
-        ({"prompt": "q", "chosen": [user("x")], "rejected": "a"}, "assistant"),
-    ],
-)
-def test_invalid_preference_is_rejected_with_the_reason(
-    tmp_path: Path, row: Any, reason: str
-) -> None:
-    with pytest.raises(ExamplesError, match=f"a.jsonl:1: .*{reason}"):
-        read_set(write(tmp_path / "a.jsonl", [row]), "dpo")
 
 
 def test_truncated_file_is_rejected_with_its_line(tmp_path: Path) -> None:
@@ -288,7 +217,7 @@ def test_parquet_and_json_lists_are_read_like_json_lines(tmp_path: Path) -> None
         assert read_set(str(tmp_path / name), "sft").examples == lines, name
     chats = [
         {"messages": CHAT, "tools": None},
-        {"messages": [user("q"), assistant("a")], "tools": '[{"name": "f"}]'},
+        {"messages": QA, "tools": '[{"name": "f"}]'},
     ]
     pq.write_table(pa.Table.from_pylist(chats), tmp_path / "e.parquet")
     examples = read_set(str(tmp_path / "e.parquet"), "sft").examples
@@ -344,162 +273,11 @@ def human(value: str) -> dict[str, str]:
     return {"from": "human", "value": value}
 
 
+def gpt(value: str) -> dict[str, str]:
+    return {"from": "gpt", "value": value}
+
+
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
-
-
-@pytest.mark.parametrize(
-    ("row", "messages"),
-    [
-        (
-            {
-                "conversations": [human("q"), {"from": "gpt", "value": "a"}],
-                "system": "",
-            },
-            [user("q"), assistant("a")],
-        ),
-        (
-            {
-                "conversations": [human("q"), {"from": "gpt", "value": "a"}],
-                "system": "s",
-            },
-            [{"role": "system", "content": "s"}, user("q"), assistant("a")],
-        ),
-        ({"conversations": [user("q"), assistant("a")]}, [user("q"), assistant("a")]),
-        (
-            {
-                "conversations": [
-                    human("q"),
-                    {
-                        "from": "function_call",
-                        "value": '{"name": "f", "arguments": {"x": 1}}',
-                    },
-                    {"from": "observation", "value": "1"},
-                    {"from": "gpt", "value": "a"},
-                ]
-            },
-            [
-                user("q"),
-                {**assistant(""), "tool_calls": [CALL]},
-                {"role": "tool", "content": "1"},
-                assistant("a"),
-            ],
-        ),
-        (
-            {
-                "messages": [
-                    {"role": "developer", "content": "s"},
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "text", "text": "q"},
-                            {"type": "text", "text": "?"},
-                        ],
-                    },
-                    assistant("a"),
-                ]
-            },
-            [{"role": "system", "content": "s"}, user("q?"), assistant("a")],
-        ),
-        (
-            {
-                "messages": [
-                    user("q"),
-                    {
-                        "role": "assistant",
-                        "content": None,
-                        "tool_calls": [
-                            {
-                                "id": "c1",
-                                "type": "function",
-                                "function": {"name": "f", "arguments": '{"x": 1}'},
-                            }
-                        ],
-                    },
-                    {"role": "tool", "tool_call_id": "c1", "content": "1"},
-                    assistant("a"),
-                ]
-            },
-            [
-                user("q"),
-                {**assistant(""), "tool_calls": [{"id": "c1", **CALL}]},
-                {"role": "tool", "content": "1", "tool_call_id": "c1"},
-                assistant("a"),
-            ],
-        ),
-        (
-            {
-                "instruction": "q2",
-                "output": "a2",
-                "history": [["q", "a"]],
-                "system": "s",
-            },
-            [
-                {"role": "system", "content": "s"},
-                user("q"),
-                assistant("a"),
-                user("q2"),
-                assistant("a2"),
-            ],
-        ),
-    ],
-)
-def test_chat_forms_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
-    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "sft").examples
-    assert example["messages"] == messages
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (
-            {"conversations": [{"from": "bard", "value": "q"}]},
-            "message 1: .*'bard' .*system, human",
-        ),
-        (
-            {"conversations": [human("q"), {"from": "function_call", "value": "f(1)"}]},
-            "value .*JSON",
-        ),
-        (
-            {
-                "messages": [
-                    user("q"),
-                    {"role": "user", "content": "x", "tool_calls": [CALL]},
-                ]
-            },
-            "message 2: .*assistant",
-        ),
-        (
-            {"messages": [user("q"), {"role": "tool", "content": "1"}, assistant("a")]},
-            "tool.* user.* assistant",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "message 1: .*'image_url'",
-        ),
-        (
-            {"messages": [{"role": "user", "content": ["text"]}]},
-            "message 1: .*'str'",
-        ),
-        (
-            {
-                "messages": [
-                    user("q"),
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"function": {"name": "f", "arguments": "["}}],
-                    },
-                ]
-            },
-            "arguments of f .*JSON",
-        ),
-        ({"prompt": "q", "completion": "a", "tools": "{}"}, "tools .*list"),
-    ],
-)
-def test_invalid_chat_is_rejected_with_the_reason(
-    tmp_path: Path, row: Any, reason: str
-) -> None:
-    with pytest.raises(ExamplesError, match=reason):
-        read_set(write(tmp_path / "a.jsonl", [row]), "sft")
 
 
 def test_named_form_overrides_the_keys(tmp_path: Path) -> None:
@@ -526,81 +304,6 @@ def parts(text: str, **keys: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "value": text}], **keys}
 
 
-@pytest.mark.parametrize(
-    ("row", "messages"),
-    [
-        (
-            {
-                "messages": [
-                    {"role": "user", **parts("q", loss_weight=0.0)},
-                    {"role": "assistant", **parts("a", loss_weight=1.0)},
-                ]
-            },
-            [user("q"), assistant("a")],
-        ),
-        (
-            {
-                "messages": [
-                    user("q"),
-                    {**assistant("no"), "weight": 0},
-                    user("q2"),
-                    assistant("a"),
-                ]
-            },
-            [
-                user("q"),
-                {**assistant("no"), "trained": False},
-                user("q2"),
-                assistant("a"),
-            ],
-        ),
-        (
-            {
-                "conversations": [
-                    {"from": "human", "value": "q"},
-                    {"from": "gpt", "value": "a"},
-                    {"from": "human", "value": "thanks"},
-                ]
-            },
-            [user("q"), assistant("a"), user("thanks")],
-        ),
-        (
-            {
-                "prompt": [{"from": "human", "value": "q"}],
-                "completion": {"from": "gpt", "value": "a"},
-            },
-            [user("q"), assistant("a")],
-        ),
-    ],
-)
-def test_content_parts_and_weights_become_messages(
-    tmp_path: Path, row: Any, messages: Any
-) -> None:
-    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "sft").examples
-    assert example["messages"] == messages
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ({"content": [{"type": "text", "body": "a"}]}, "text or value.*body"),
-        ({"content": [{"type": "image", "value": "a"}]}, "'image'.*text"),
-        ({"content": "a", "weight": 0.5}, r"weight .*0 or 1.*0\.5"),
-    ],
-)
-def test_invalid_content_part_or_weight_is_rejected(
-    tmp_path: Path, message: Any, reason: str
-) -> None:
-    with pytest.raises(ExamplesError, match=reason):
-        read_set(
-            write(
-                tmp_path / "a.jsonl",
-                [{"messages": [user("q"), {"role": "assistant", **message}]}],
-            ),
-            "sft",
-        )
-
-
 TALK = "\n\nHuman: q\n\nAssistant: a\n\nHuman: q2\n\nAssistant: "
 TOOL = {"name": "add", "description": "Add numbers", "parameters": {}}
 PAIR = {
@@ -608,140 +311,6 @@ PAIR = {
     "chosen": [assistant("good")],
     "rejected": [assistant("bad")],
 }
-
-
-@pytest.mark.parametrize(
-    ("row", "pair"),
-    [
-        (
-            {
-                "chosen": [user("q"), assistant("good")],
-                "rejected": [user("q"), assistant("bad")],
-            },
-            PAIR,
-        ),
-        (
-            {"chosen": f"{TALK}good", "rejected": f"{TALK}bad"},
-            {**PAIR, "prompt": [user("q"), assistant("a"), user("q2")]},
-        ),
-        (
-            {
-                "prompt": "q",
-                "responses": ["so", "good", "bad", "good again"],
-                "scores": [2, 5, 1, 5],
-            },
-            PAIR,
-        ),
-        (
-            {
-                "instruction": "q",
-                "completions": [
-                    {"response": "bad", "overall_score": 1.5},
-                    {"response": "good", "overall_score": 4},
-                ],
-            },
-            PAIR,
-        ),
-        (
-            {
-                "prompt": "q",
-                "answers": [
-                    {"text": "good", "rating": 2},
-                    {"text": "bad", "rating": 1},
-                ],
-            },
-            PAIR,
-        ),
-        (
-            {
-                "conversations": [{"from": "human", "value": "q"}],
-                "chosen": {"from": "gpt", "value": "good"},
-                "rejected": {"from": "gpt", "value": "bad"},
-            },
-            PAIR,
-        ),
-        (
-            {
-                "messages": [user("q")],
-                "chosen": assistant("good"),
-                "rejected": assistant("bad"),
-            },
-            PAIR,
-        ),
-        ({"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"}, PAIR),
-        (
-            {
-                "chosen_messages": [
-                    {"role": "user", **parts("q")},
-                    {"role": "assistant", **parts("good")},
-                ],
-                "rejected_messages": [
-                    {"role": "user", **parts("q")},
-                    {"role": "assistant", **parts("bad")},
-                ],
-            },
-            PAIR,
-        ),
-        (
-            {
-                "messages": [user("q"), assistant("good")],
-                "chosen": [user("q"), assistant("good")],
-                "rejected": [user("q"), assistant("bad")],
-            },
-            PAIR,
-        ),
-        ({**PAIR, "tools": [TOOL]}, {**PAIR, "tools": [TOOL]}),
-        (
-            {
-                "conversations": [{"from": "human", "value": "q"}],
-                "chosen": {"from": "gpt", "value": "good"},
-                "rejected": {"from": "gpt", "value": "bad"},
-                "tools": json.dumps([TOOL]),
-                "system": "s",
-            },
-            {
-                **PAIR,
-                "prompt": [{"role": "system", "content": "s"}, user("q")],
-                "tools": [TOOL],
-            },
-        ),
-    ],
-)
-def test_pair_forms_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
-    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
-    assert {key: example[key] for key in pair} == pair
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"chosen": TALK, "rejected": f"{TALK}bad"}, r"chosen, turn 4 \(Assistant\)"),
-        (
-            {"chosen": f"{TALK}a\n\nAssistant: b", "rejected": f"{TALK}bad"},
-            "turns 4 and 5 .*assistant",
-        ),
-        ({"chosen": "good", "rejected": f"{TALK}bad"}, "chosen .*transcript"),
-        (
-            {"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]},
-            "2 responses .*same score",
-        ),
-        (
-            {"prompt": "q", "responses": ["a", "b"], "scores": [1]},
-            "2 responses.* 1 scores",
-        ),
-        ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 .*score"),
-        (
-            {"prompt": "q", "completion": "a", "label": True},
-            "lacks chosen, rejected; its keys are prompt, completion, label",
-        ),
-        ({**PAIR, "tools": "none"}, "tools .*JSON"),
-    ],
-)
-def test_invalid_pair_is_rejected_with_the_reason(
-    tmp_path: Path, row: Any, reason: str
-) -> None:
-    with pytest.raises(ExamplesError, match=reason):
-        read_set(write(tmp_path / "a.jsonl", [row]), "dpo")
 
 
 @pytest.mark.skipif(
@@ -760,15 +329,8 @@ def test_real_sets_are_read_completely(
     file: str, kind: Any, records: int, refused: int
 ) -> None:
     example_set = read_set(str(data_folder() / file), kind, max_quarantined=0.01)
-    assert (
-        example_set.records,
-        len(example_set.quarantined),
-        len(example_set.examples),
-    ) == (
-        records,
-        refused,
-        records - refused,
-    )
+    assert (example_set.records, len(example_set.quarantined)) == (records, refused)
+    assert len(example_set.examples) == records - refused
 
 
 def test_parquet_row_that_is_not_utf8_is_quarantined(tmp_path: Path) -> None:
@@ -807,42 +369,22 @@ def test_truncated_file_is_rejected_despite_the_quarantine_limit(
 
 ANSWERED = [
     {"role": "user", "content": "q", "name": "Ann"},
-    {"role": "assistant", "content": "a"},
+    assistant("a"),
 ]
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_and_names_are_kept(key: str) -> None:
-    user, answer = ANSWERED
-    example = sft_example({"messages": [user, {**answer, key: "Hm."}]})
-    assert example["messages"] == [user, {**answer, "reasoning_content": "Hm."}]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": ANSWERED, "images": ["a.png"]},
-        {"messages": [{**ANSWERED[0], "images": ["a.png"]}, ANSWERED[1]]},
-        {
-            "conversations": [
-                {"from": "human", "value": "<image>q"},
-                {"from": "gpt", "value": "a"},
-            ],
-            "image": "a.png",
-        },
-    ],
-)
-def test_images_are_rejected(row: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="only text can be trained on"):
-        sft_example(row)
+    question, answer = ANSWERED
+    example = sft_example({"messages": [question, {**answer, key: "Hm."}]})
+    assert example["messages"] == [question, {**answer, "reasoning_content": "Hm."}]
 
 
 def test_legacy_openai_function_keys_are_read() -> None:
     call = {"name": "add", "arguments": '{"a": 3}'}
-    user = {"role": "user", "content": "q"}
     row = {
         "messages": [
-            user,
+            user("q"),
             {"role": "assistant", "content": None, "function_call": call},
         ],
         "functions": [{"name": "add", "parameters": {}}],
@@ -854,3 +396,412 @@ def test_legacy_openai_function_keys_are_read() -> None:
     assert example["tools"] == [
         {"type": "function", "function": {"name": "add", "parameters": {}}}
     ]
+
+
+FORMS = [
+    ({"messages": CHAT, "extra": 1}, CHAT),
+    ({"prompt": "q", "completion": "a"}, QA),
+    ({"prompt": "q", "response": "a"}, QA),
+    (
+        {"prompt": [user("q")], "completion": [assistant("a")]},
+        QA,
+    ),
+    (
+        {"instruction": "do", "input": "this", "output": "a"},
+        [user("do\n\nthis"), assistant("a")],
+    ),
+    (
+        {"instruction": "do", "input": "", "output": "a"},
+        [user("do"), assistant("a")],
+    ),
+    ({"instruction": "do", "output": "a"}, [user("do"), assistant("a")]),
+    (
+        {
+            "conversations": [human("q"), gpt("a")],
+            "system": "",
+        },
+        QA,
+    ),
+    (
+        {
+            "conversations": [human("q"), gpt("a")],
+            "system": "s",
+        },
+        [system("s"), user("q"), assistant("a")],
+    ),
+    ({"conversations": QA}, QA),
+    (
+        {
+            "conversations": [
+                human("q"),
+                {
+                    "from": "function_call",
+                    "value": '{"name": "f", "arguments": {"x": 1}}',
+                },
+                {"from": "observation", "value": "1"},
+                gpt("a"),
+            ]
+        },
+        [
+            user("q"),
+            {**assistant(""), "tool_calls": [CALL]},
+            {"role": "tool", "content": "1"},
+            assistant("a"),
+        ],
+    ),
+    (
+        {
+            "messages": [
+                {"role": "developer", "content": "s"},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "q"},
+                        {"type": "text", "text": "?"},
+                    ],
+                },
+                assistant("a"),
+            ]
+        },
+        [system("s"), user("q?"), assistant("a")],
+    ),
+    (
+        {
+            "messages": [
+                user("q"),
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {
+                            "id": "c1",
+                            "type": "function",
+                            "function": {"name": "f", "arguments": '{"x": 1}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "1"},
+                assistant("a"),
+            ]
+        },
+        [
+            user("q"),
+            {**assistant(""), "tool_calls": [{"id": "c1", **CALL}]},
+            {"role": "tool", "content": "1", "tool_call_id": "c1"},
+            assistant("a"),
+        ],
+    ),
+    (
+        {
+            "instruction": "q2",
+            "output": "a2",
+            "history": [["q", "a"]],
+            "system": "s",
+        },
+        [
+            system("s"),
+            user("q"),
+            assistant("a"),
+            user("q2"),
+            assistant("a2"),
+        ],
+    ),
+    (
+        {
+            "messages": [
+                {"role": "user", **parts("q", loss_weight=0.0)},
+                {"role": "assistant", **parts("a", loss_weight=1.0)},
+            ]
+        },
+        QA,
+    ),
+    (
+        {
+            "messages": [
+                user("q"),
+                {**assistant("no"), "weight": 0},
+                user("q2"),
+                assistant("a"),
+            ]
+        },
+        [
+            user("q"),
+            {**assistant("no"), "trained": False},
+            user("q2"),
+            assistant("a"),
+        ],
+    ),
+    (
+        {
+            "conversations": [
+                human("q"),
+                gpt("a"),
+                human("thanks"),
+            ]
+        },
+        [*QA, user("thanks")],
+    ),
+    (
+        {
+            "prompt": [human("q")],
+            "completion": gpt("a"),
+        },
+        QA,
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "messages"), FORMS)
+def test_every_form_becomes_messages(row: Any, messages: Any) -> None:
+    assert sft_example(row) == {"messages": messages}
+
+
+INVALID = [
+    (
+        {"conversations": [{"from": "bard", "value": "q"}]},
+        "message 1: .*'bard' .*system, human",
+    ),
+    (
+        {"conversations": [human("q"), {"from": "function_call", "value": "f(1)"}]},
+        "value .*JSON",
+    ),
+    (
+        {
+            "messages": [
+                user("q"),
+                {"role": "user", "content": "x", "tool_calls": [CALL]},
+            ]
+        },
+        "message 2: .*assistant",
+    ),
+    (
+        {"messages": [user("q"), {"role": "tool", "content": "1"}, assistant("a")]},
+        "tool.* user.* assistant",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "message 1: .*'image_url'",
+    ),
+    (
+        {"messages": [{"role": "user", "content": ["text"]}]},
+        "message 1: .*'str'",
+    ),
+    (
+        {
+            "messages": [
+                user("q"),
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "["}}],
+                },
+            ]
+        },
+        "arguments of f .*JSON",
+    ),
+    ({"prompt": "q", "completion": "a", "tools": "{}"}, "tools .*list"),
+    (
+        {
+            "messages": [
+                user("q"),
+                {"role": "assistant", **{"content": [{"type": "text", "body": "a"}]}},
+            ]
+        },
+        "text or value.*body",
+    ),
+    (
+        {
+            "messages": [
+                user("q"),
+                {"role": "assistant", **{"content": [{"type": "image", "value": "a"}]}},
+            ]
+        },
+        "'image'.*text",
+    ),
+    (
+        {
+            "messages": [
+                user("q"),
+                {"role": "assistant", **{"content": "a", "weight": 0.5}},
+            ]
+        },
+        r"weight .*0 or 1.*0\.5",
+    ),
+    ({"messages": ANSWERED, "images": ["a.png"]}, "only text can be trained on"),
+    (
+        {"messages": [{**ANSWERED[0], "images": ["a.png"]}, ANSWERED[1]]},
+        "only text can be trained on",
+    ),
+    (
+        {
+            "conversations": [
+                human("<image>q"),
+                gpt("a"),
+            ],
+            "image": "a.png",
+        },
+        "only text can be trained on",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), INVALID)
+def test_invalid_conversation_is_rejected_with_the_reason(
+    row: Any, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        sft_example(row)
+
+
+PAIRS = [
+    ({"prompt": "q", "chosen": "good", "rejected": "bad"}, PAIR),
+    (
+        {
+            "prompt": [user("q")],
+            "chosen": [assistant("good")],
+            "rejected": [assistant("bad")],
+        },
+        PAIR,
+    ),
+    (
+        {
+            "prompt": "q",
+            "chosen": [user("q"), assistant("good")],
+            "rejected": [user("q"), assistant("bad")],
+        },
+        PAIR,
+    ),
+    (
+        {
+            "chosen": [user("q"), assistant("good")],
+            "rejected": [user("q"), assistant("bad")],
+        },
+        PAIR,
+    ),
+    (
+        {"chosen": f"{TALK}good", "rejected": f"{TALK}bad"},
+        {**PAIR, "prompt": [*QA, user("q2")]},
+    ),
+    (
+        {
+            "prompt": "q",
+            "responses": ["so", "good", "bad", "good again"],
+            "scores": [2, 5, 1, 5],
+        },
+        PAIR,
+    ),
+    (
+        {
+            "instruction": "q",
+            "completions": [
+                {"response": "bad", "overall_score": 1.5},
+                {"response": "good", "overall_score": 4},
+            ],
+        },
+        PAIR,
+    ),
+    (
+        {
+            "prompt": "q",
+            "answers": [
+                {"text": "good", "rating": 2},
+                {"text": "bad", "rating": 1},
+            ],
+        },
+        PAIR,
+    ),
+    (
+        {
+            "conversations": [human("q")],
+            "chosen": gpt("good"),
+            "rejected": gpt("bad"),
+        },
+        PAIR,
+    ),
+    (
+        {
+            "messages": [user("q")],
+            "chosen": assistant("good"),
+            "rejected": assistant("bad"),
+        },
+        PAIR,
+    ),
+    ({"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"}, PAIR),
+    (
+        {
+            "chosen_messages": [
+                {"role": "user", **parts("q")},
+                {"role": "assistant", **parts("good")},
+            ],
+            "rejected_messages": [
+                {"role": "user", **parts("q")},
+                {"role": "assistant", **parts("bad")},
+            ],
+        },
+        PAIR,
+    ),
+    (
+        {
+            "messages": [user("q"), assistant("good")],
+            "chosen": [user("q"), assistant("good")],
+            "rejected": [user("q"), assistant("bad")],
+        },
+        PAIR,
+    ),
+    ({**PAIR, "tools": [TOOL]}, {**PAIR, "tools": [TOOL]}),
+    (
+        {
+            "conversations": [human("q")],
+            "chosen": gpt("good"),
+            "rejected": gpt("bad"),
+            "tools": json.dumps([TOOL]),
+            "system": "s",
+        },
+        {
+            **PAIR,
+            "prompt": [system("s"), user("q")],
+            "tools": [TOOL],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "pair"), PAIRS)
+def test_every_form_becomes_a_pair(row: Any, pair: Any) -> None:
+    assert dpo_example(row) == pair
+
+
+INVALID_PAIRS = [
+    ({"prompt": "q", "chosen": "a"}, "rejected"),
+    ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected"),
+    (
+        {"prompt": [user("q")], "chosen": [user("q")], "rejected": "a"},
+        "chosen .*prompt",
+    ),
+    ({"prompt": "q", "chosen": [user("x")], "rejected": "a"}, "assistant"),
+    ({"chosen": TALK, "rejected": f"{TALK}bad"}, r"chosen, turn 4 \(Assistant\)"),
+    (
+        {"chosen": f"{TALK}a\n\nAssistant: b", "rejected": f"{TALK}bad"},
+        "turns 4 and 5 .*assistant",
+    ),
+    ({"chosen": "good", "rejected": f"{TALK}bad"}, "chosen .*transcript"),
+    (
+        {"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]},
+        "2 responses .*same score",
+    ),
+    (
+        {"prompt": "q", "responses": ["a", "b"], "scores": [1]},
+        "2 responses.* 1 scores",
+    ),
+    ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 .*score"),
+    (
+        {"prompt": "q", "completion": "a", "label": True},
+        "lacks chosen, rejected; its keys are prompt, completion, label",
+    ),
+    ({**PAIR, "tools": "none"}, "tools .*JSON"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), INVALID_PAIRS)
+def test_invalid_pair_is_rejected_with_the_reason(row: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        dpo_example(row)

@@ -20,7 +20,6 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import Corpus, UnknownColumnError
@@ -38,6 +37,7 @@ from gristmill.dataprep.exporting.export_documents import (
     write_tasks,
 )
 from gristmill.mixtures.schema.evaluation import Documents
+from tests.dataprep.document_shards import MakeContext
 from tests.dataprep.test_corpus import judge, write_documents
 
 ABOUT: dict[str, Any] = {
@@ -82,6 +82,21 @@ def corpus(tmp_path: Path) -> Corpus:
     return Corpus(inputs, {"web": "CC-BY-4.0"})
 
 
+Export = Callable[..., Exported]
+
+
+@pytest.fixture
+def export(corpus: Corpus, tmp_path: Path, make_context: MakeContext) -> Export:
+    """Export the corpus: (section, folder, **settings of BeamEngine) -> listing."""
+    return lambda section, out="out", **settings: export_documents(
+        corpus,
+        section,
+        ABOUT,
+        tmp_path / out,
+        make_context(f"work-{out}", **settings),
+    )
+
+
 def written(out: Path) -> dict[str, bytes]:
     return {
         path.relative_to(out).as_posix(): path.read_bytes()
@@ -123,14 +138,9 @@ def rows_in(out: Path, listed: Exported) -> list[dict[str, Any]]:
     ],
 )
 def test_selected_documents_are_written_in_the_order_of_the_corpus(
-    corpus: Corpus,
-    section: Documents,
-    tmp_path: Path,
-    make_context: Callable[..., Context],
+    export: Export, corpus: Corpus, tmp_path: Path, section: Documents
 ) -> None:
-    listing = export_documents(
-        corpus, section, ABOUT, tmp_path / "out", make_context("work")
-    )
+    listing = export(section)
     columns = section.columns or corpus.columns
     dataset = CorpusDataset.of(corpus, columns, not section.dropped, section.where)
     expected = dataset.to_table().to_pylist()
@@ -154,11 +164,7 @@ def test_selected_documents_are_written_in_the_order_of_the_corpus(
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "hf"])
 def test_workers_and_tasks_do_not_change_the_bytes(
-    form: Any,
-    corpus: Corpus,
-    tmp_path: Path,
-    make_context: Callable[..., Context],
-    monkeypatch: pytest.MonkeyPatch,
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any
 ) -> None:
     section = Documents(format=form, shard_bytes=400)
     for name, workers, task_bytes in (
@@ -167,13 +173,7 @@ def test_workers_and_tasks_do_not_change_the_bytes(
         ("some", 2, 1000),
     ):
         monkeypatch.setattr(exporting, "TASK_BYTES", task_bytes)
-        export_documents(
-            corpus,
-            section,
-            ABOUT,
-            tmp_path / name,
-            make_context(f"work-{name}", workers=workers, mode="threads"),
-        )
+        export(section, name, workers=workers, mode="threads")
     assert len(written(tmp_path / "one")) > 5
     assert (
         written(tmp_path / "one")
@@ -183,13 +183,10 @@ def test_workers_and_tasks_do_not_change_the_bytes(
 
 
 def test_interrupted_export_is_resumed_and_writes_its_listing_last(
-    corpus: Corpus,
-    tmp_path: Path,
-    make_context: Callable[..., Context],
-    monkeypatch: pytest.MonkeyPatch,
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section, calls = Documents(shard_bytes=400), list[str]()
-    export_documents(corpus, section, ABOUT, tmp_path / "whole", make_context("other"))
+    export(section, "whole")
     monkeypatch.setattr(exporting, "TASK_BYTES", 1)
     write_file = exporting._write_file
 
@@ -201,19 +198,16 @@ def test_interrupted_export_is_resumed_and_writes_its_listing_last(
 
     monkeypatch.setattr(exporting, "_write_file", failing)
     with pytest.raises(OSError, match="No space left"):
-        export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
+        export(section)
     assert not (tmp_path / "out" / LIST).exists()
-    export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
+    export(section)
     # each file once, the failed one twice
     assert sorted(calls) == sorted([*set(calls), calls[2]])
     assert written(tmp_path / "out") == written(tmp_path / "whole")
 
 
 def test_lost_document_is_an_error(
-    corpus: Corpus,
-    tmp_path: Path,
-    make_context: Callable[..., Context],
-    monkeypatch: pytest.MonkeyPatch,
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = exporting._pieces
     monkeypatch.setattr(
@@ -222,18 +216,10 @@ def test_lost_document_is_an_error(
     with pytest.raises(
         ConservationError, match=r"documents-00000-of-00001\.parquet .*\d+ documents"
     ):
-        export_documents(
-            corpus, Documents(), ABOUT, tmp_path / "out", make_context("work")
-        )
+        export(Documents())
     assert not (tmp_path / "out" / LIST).exists()
     with pytest.raises(UnknownColumnError, match="'langauge'"):
-        export_documents(
-            corpus,
-            Documents(columns=("langauge",)),
-            ABOUT,
-            tmp_path / "x",
-            make_context("y"),
-        )
+        export(Documents(columns=("langauge",)), "other")
 
 
 @given(
@@ -271,16 +257,10 @@ def test_files_hold_consecutive_documents_up_to_the_shard_size(
 
 
 def test_card_and_metadata_describe_the_export(
-    corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context]
+    export: Export, corpus: Corpus, tmp_path: Path
 ) -> None:
-    listing = export_documents(
-        corpus,
-        Documents(format="hf", shard_bytes=500),
-        ABOUT,
-        tmp_path,
-        make_context("work"),
-    )
-    card = (tmp_path / "README.md").read_text()
+    listing, out = export(Documents(format="hf", shard_bytes=500)), tmp_path / "out"
+    card = (out / "README.md").read_text()
     header = yaml.safe_load(card.split("---\n")[1])
     assert header["license"] == ["cc-by-4.0", "cc0-1.0", "unknown"]
     assert set(header["language"]) == {"de", "en"}
@@ -294,7 +274,7 @@ def test_card_and_metadata_describe_the_export(
     assert "Duplicates were not looked for" in card
     assert "Languages were not determined" not in card
     assert "```yaml\nname: small\n```" in card
-    metadata = json.loads((tmp_path / "croissant.json").read_bytes())
+    metadata = json.loads((out / "croissant.json").read_bytes())
     assert metadata["conformsTo"] == [
         "http://mlcommons.org/croissant/1.0",
         "http://mlcommons.org/croissant/RAI/1.0",
@@ -316,7 +296,7 @@ def test_card_and_metadata_describe_the_export(
     assert limit in metadata["rai:dataLimitations"]
     assert f"- {limit}" in card
     assert "rai:dataCollection" not in metadata
-    assert_valid_croissant(tmp_path / "croissant.json")
+    assert_valid_croissant(out / "croissant.json")
     assert {
         item["@id"]: item["sha256"]
         for item in metadata["distribution"]
@@ -339,19 +319,10 @@ def assert_valid_croissant(path: Path) -> None:
 
 
 def test_hub_folder_loads_with_datasets(
-    corpus: Corpus,
-    tmp_path: Path,
-    make_context: Callable[..., Context],
-    monkeypatch: pytest.MonkeyPatch,
+    export: Export, corpus: Corpus, tmp_path: Path
 ) -> None:
     datasets = pytest.importorskip("datasets")
-    export_documents(
-        corpus,
-        Documents(format="hf", shard_bytes=500),
-        ABOUT,
-        tmp_path / "out",
-        make_context("work"),
-    )
+    export(Documents(format="hf", shard_bytes=500))
     loaded = datasets.load_dataset(
         str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache")
     )

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import QuarantineError
 from gristmill.dataprep.llm import client as llm_client
 from gristmill.dataprep.llm import judge
@@ -25,6 +24,7 @@ from gristmill.dataprep.llm.prompt_templates import PromptTemplate, TemplateProb
 from gristmill.mixtures.annotators import read_annotators
 from gristmill.mixtures.steps.judge import Judge
 from tests.chat_endpoint import Cut, Does, Drop, Endpoint, Raw, Refuse
+from tests.dataprep.document_shards import MakeContext
 from tests.dataprep.own_steps import TEXTS, write_documents, written
 
 TEXT = re.compile(r"<text>\n(.*)\n</text>", re.DOTALL)
@@ -54,7 +54,7 @@ RunJudge = Callable[..., tuple[dict[str, Any], list[Any]]]
 
 @pytest.fixture
 def run_judge(
-    endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Context]
+    endpoint: Endpoint, tmp_path: Path, make_context: MakeContext
 ) -> RunJudge:
     """Judge documents: (shards, copies, name of the work folder, **settings) ->
     summary, rows.

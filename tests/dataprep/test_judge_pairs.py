@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import usable_sets
 from gristmill.dataprep.examples.prepare_examples import run
 from gristmill.dataprep.llm import client as llm_client
@@ -26,6 +25,7 @@ from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema.posttraining import Sft, WeightedPairs
 from gristmill.mixtures.schema.prepare import ExampleStep
 from tests.chat_endpoint import Drop, Endpoint
+from tests.dataprep.document_shards import MakeContext
 
 SHOWN = re.compile(r"<first>\n(.*)\n</first>", re.DOTALL)
 PAIRS = [
@@ -57,10 +57,11 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
         yield server
 
 
+Prepare = Callable[..., dict[str, Any]]
+
+
 @pytest.fixture
-def prepared(
-    endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Context]
-) -> Callable[..., dict[str, Any]]:
+def prepared(endpoint: Endpoint, tmp_path: Path, make_context: MakeContext) -> Prepare:
     rows = [
         {
             "prompt": f"question {at}",
@@ -97,7 +98,7 @@ def kept_answers(tmp_path: Path, out: str = "out") -> set[str]:
 
 
 def test_pairs_confirmed_in_both_orders_are_kept_and_biases_measured(
-    prepared: Callable[..., dict[str, Any]], endpoint: Endpoint, tmp_path: Path
+    prepared: Prepare, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     summary = prepared()
     assert kept_answers(tmp_path) == {chosen.strip() for chosen, _ in PAIRS[:6]}
@@ -122,7 +123,7 @@ def test_pairs_confirmed_in_both_orders_are_kept_and_biases_measured(
 
 
 def test_nothing_is_dropped_without_drop(
-    prepared: Callable[..., dict[str, Any]], endpoint: Endpoint, tmp_path: Path
+    prepared: Prepare, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     endpoint.behaviour = lambda prompt, before: '{"better": "first"}'
     summary = prepared(drop=[])
@@ -136,7 +137,7 @@ def test_nothing_is_dropped_without_drop(
 
 
 def test_each_pair_has_one_principle_in_both_orders(
-    prepared: Callable[..., dict[str, Any]], endpoint: Endpoint, tmp_path: Path
+    prepared: Prepare, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     (tmp_path / "principles.txt").write_text("Do no harm.\n\nBe kind.\n")
     prepared(principles=str(tmp_path / "principles.txt"))
@@ -152,7 +153,7 @@ def test_each_pair_has_one_principle_in_both_orders(
 
 
 def test_answers_before_a_failure_are_reused(
-    prepared: Callable[..., dict[str, Any]], endpoint: Endpoint
+    prepared: Prepare, endpoint: Endpoint
 ) -> None:
     endpoint.behaviour = lambda prompt, before: (
         compare(prompt, before) if endpoint.answered.total() < 9 else Drop()

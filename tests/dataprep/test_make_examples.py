@@ -55,10 +55,11 @@ MakeSet = Callable[..., tuple[MadeSet, list[dict[str, Any]], Endpoint]]
 
 @pytest.fixture
 def make_set(tmp_path: Path) -> Iterator[MakeSet]:
-    """Make a set: (behaviour of the endpoint, settings of the set) -> summary,
+    """Make a set of PROMPTS, unless the test writes others: (behaviour of the endpoint, settings of the set) -> summary,
     examples, endpoint.
     """
     opened: list[Endpoint] = []
+    write_prompts(tmp_path)
 
     def make(
         behaviour: Behaviour,
@@ -150,10 +151,7 @@ def test_answer_is_revised_by_the_principle_of_its_prompts_hash(
     assert summary.asked[0]["asked"] == 12 * 5
 
 
-def test_pair_prefers_the_revised_answer_without_a_judge(
-    tmp_path: Path, make_set: MakeSet
-) -> None:
-    write_prompts(tmp_path)
+def test_pair_prefers_the_revised_answer_without_a_judge(make_set: MakeSet) -> None:
     _, examples, _ = make_set(answer, revise={"principles": PRINCIPLES}, gives="pairs")
     assert len(examples) == 12
     for example in examples:
@@ -164,7 +162,6 @@ def test_pair_prefers_the_revised_answer_without_a_judge(
 def test_best_of_n_is_chosen_worst_rejected_and_ties_dropped(
     tmp_path: Path, make_set: MakeSet
 ) -> None:
-    write_prompts(tmp_path)
     (tmp_path / "rewards.py").write_text(LENGTHS)
     rewards = [{"use": own_reward(tmp_path)}]
 
@@ -172,7 +169,7 @@ def test_best_of_n_is_chosen_worst_rejected_and_ties_dropped(
         return "the same" if "number 3 " in asked else f"{asked} {'long ' * before}"
 
     summary, examples, _ = make_set(
-        varied, per_prompt=4, rewards=rewards, model={"concurrency": 1}
+        varied, per_prompt=4, rewards=rewards, concurrency=1
     )
     texts = {
         example["messages"][0]["content"]: example["messages"][1]["content"]
@@ -187,7 +184,7 @@ def test_best_of_n_is_chosen_worst_rejected_and_ties_dropped(
         per_prompt=4,
         rewards=rewards,
         gives="pairs",
-        model={"concurrency": 1},
+        concurrency=1,
     )
     assert len(pairs) == 11
     for pair in pairs:
@@ -236,7 +233,7 @@ def test_rejection_sampling_keeps_distinct_correct_answers(
         best=6,
         rewards=rewards,
         min_reward=2.0,
-        model={"concurrency": 1},
+        concurrency=1,
     )
     by_prompt: dict[str, set[str]] = {}
     for example in examples:
@@ -257,17 +254,12 @@ def test_rejection_sampling_keeps_distinct_correct_answers(
     assert summary.rewards["chosen"].answers == 12
 
 
-def test_reward_that_compares_needs_answers(tmp_path: Path, make_set: MakeSet) -> None:
-    write_prompts(tmp_path)
+def test_reward_that_compares_needs_answers(make_set: MakeSet) -> None:
     with pytest.raises(NoAnswerError, match=r"examples\.set .*12 of 12 .*'answer'"):
         make_set(answer, rewards=[{"kind": "number"}])
 
 
-def test_answer_that_wins_in_both_orders_is_chosen(
-    tmp_path: Path, make_set: MakeSet
-) -> None:
-    write_prompts(tmp_path)
-
+def test_answer_that_wins_in_both_orders_is_chosen(make_set: MakeSet) -> None:
     def either(asked: str, before: int) -> Does:
         if "two ways in which" in asked and "number 5 " in asked:
             return json.dumps({"better": "first"})
@@ -281,7 +273,7 @@ def test_answer_that_wins_in_both_orders_is_chosen(
         per_prompt=2,
         compare={"principles": PRINCIPLES},
         gives="pairs",
-        model={"concurrency": 1},
+        concurrency=1,
     )
     assert len(pairs) == 11
     assert summary.prompts["dropped"] == {"undecided": 1}
@@ -302,8 +294,6 @@ def test_answer_that_wins_in_both_orders_is_chosen(
 def test_judge_score_is_a_reward_and_unscored_prompts_are_quarantined(
     tmp_path: Path, make_set: MakeSet
 ) -> None:
-    write_prompts(tmp_path)
-
     def judged(asked: str, before: int) -> Does:
         if "Judge how good the answer is" not in asked:
             return f"variant {before} of {asked}"
@@ -321,7 +311,7 @@ def test_judge_score_is_a_reward_and_unscored_prompts_are_quarantined(
             per_prompt=3,
             rewards=[reward],
             max_quarantined=0.1,
-            model={"concurrency": 1},
+            concurrency=1,
         )
     assert len(examples) == 11
     assert {example["messages"][1]["content"][:9] for example in examples} == {
@@ -332,11 +322,7 @@ def test_judge_score_is_a_reward_and_unscored_prompts_are_quarantined(
     assert "no JSON object" in json.loads(line)["error"]
 
 
-def test_empty_truncated_and_refused_answers_are_counted(
-    tmp_path: Path, make_set: MakeSet
-) -> None:
-    write_prompts(tmp_path)
-
+def test_empty_truncated_and_refused_answers_are_counted(make_set: MakeSet) -> None:
     def bad(asked: str, before: int) -> Does:
         number = int(asked.split()[2])
         return {1: "  ", 2: Ended("It was a dark and"), 3: Refuse(400)}.get(
@@ -360,7 +346,6 @@ def test_empty_truncated_and_refused_answers_are_counted(
 def test_prompt_order_and_concurrency_do_not_change_a_byte(
     tmp_path: Path, make_set: MakeSet
 ) -> None:
-    write_prompts(tmp_path)
     settings: dict[str, Any] = {"revise": {"principles": PRINCIPLES}}
 
     def behaves(asked: str, before: int) -> Does:
@@ -383,9 +368,8 @@ def test_prompt_order_and_concurrency_do_not_change_a_byte(
 
 
 def test_run_after_a_spent_budget_requests_only_missing_answers(
-    tmp_path: Path, make_set: MakeSet
+    make_set: MakeSet,
 ) -> None:
-    write_prompts(tmp_path)
     endpoint = Endpoint(lambda asked, before: answer(asked, 0))
     with endpoint:
         settings: dict[str, Any] = {
@@ -407,7 +391,7 @@ def test_excluded_prompt_removes_only_its_examples(
 ) -> None:
     prompts = write_prompts(tmp_path)
     _, before, _ = make_set(
-        answer, "before", revise={"principles": PRINCIPLES}, model={"concurrency": 1}
+        answer, "before", revise={"principles": PRINCIPLES}, concurrency=1
     )
     excluded = sorted(prompts)[4]
     (tmp_path / "gone.ids").write_text(f"{excluded}\n")
@@ -416,7 +400,7 @@ def test_excluded_prompt_removes_only_its_examples(
         "after",
         revise={"principles": PRINCIPLES},
         exclude=str(tmp_path / "gone.ids"),
-        model={"concurrency": 1},
+        concurrency=1,
     )
     assert [
         example for example in before if excluded not in example["parents"]
@@ -504,7 +488,7 @@ def test_prompt_with_tools_is_quarantined(tmp_path: Path, make_set: MakeSet) -> 
     ],
 )
 def test_contradictory_settings_are_rejected(
-    tmp_path: Path, make_set: MakeSet, settings: dict[str, Any], message: str
+    make_set: MakeSet, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_set(answer, **settings)

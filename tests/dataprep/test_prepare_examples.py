@@ -10,7 +10,6 @@ from typing import Any
 import fsspec
 import pytest
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents, read_table
 from gristmill.dataprep.examples.kept_examples import (
     PreparedCounts,
@@ -22,6 +21,7 @@ from gristmill.dataprep.examples.prepare_examples import run, view_of, view_text
 from gristmill.dataprep.examples.read_examples import ExamplesError, read_set
 from gristmill.mixtures.schema.posttraining import Dpo, Instructions, Sft
 from gristmill.mixtures.schema.prepare import ExampleStep
+from tests.dataprep.document_shards import MakeContext
 from tests.dataprep.own_steps import step
 
 WORDS = (
@@ -34,30 +34,60 @@ LEAK = (
 )
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+Write = Callable[[str, list[dict[str, Any]]], str]
+Prepare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write records to a file: (name, records) -> path."""
+
+    def write(name: str, rows: list[dict[str, Any]]) -> str:
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def prepare(tmp_path: Path, make_context: MakeContext) -> Prepare:
+    """Prepare files of examples: (paths, *steps) -> summary; `kind` of the examples,
+    `out` folder of the output.
+    """
+
+    def prepare(
+        paths: list[str], *entries: dict[str, Any], kind: str = "sft", out: str = "out"
+    ) -> dict[str, Any]:
+        config = {
+            "kind": kind,
+            "data": [{"path": path, "max_quarantined": 0.2} for path in paths],
+            "prepare": [
+                ExampleStep.model_validate(entry).model_dump(mode="json")
+                for entry in entries
+            ],
+        }
+        context = make_context(f"work-{out}", stage=f"{kind}_prepare")
+        return run({}, config, tmp_path / out, context)
+
+    return prepare
 
 
 def chat(question: str, answer: str, **keys: str) -> dict[str, Any]:
     return {"prompt": question, "completion": answer, **keys}
 
 
-def steps(*entries: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        ExampleStep.model_validate(entry).model_dump(mode="json") for entry in entries
-    ]
+@pytest.fixture
+def evaluation(write: Write) -> str:
+    return write("quiz", [{"question": LEAK}, {"question": "short"}])
 
 
 @pytest.fixture
-def evaluation(tmp_path: Path) -> str:
-    return write(tmp_path / "quiz.jsonl", [{"question": LEAK}, {"question": "short"}])
-
-
-@pytest.fixture
-def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
-    """Two sets; the first has a record of no form, a repeated one, a leaked one and a
-    blocked one.
+def prepared(
+    write: Write, prepare: Prepare, evaluation: str, tmp_path: Path
+) -> dict[str, Any]:
+    """Summary of two sets; the first has a record of no form, a repeated one, a leaked
+    one and a blocked one.
     """
     first = [chat(f"question {n}", " ".join(WORDS[n : n + 12])) for n in range(4)]
     first += [
@@ -72,31 +102,22 @@ def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
         chat("question 20", " ".join(WORDS[5:20])),
     ]
     (tmp_path / "domains.txt").write_text("blocked.example\n")
-    return {
-        "kind": "sft",
-        "data": [
-            {"path": write(tmp_path / "first.jsonl", first), "max_quarantined": 0.2},
-            {"path": write(tmp_path / "second.jsonl", second)},
-        ],
-        "prepare": steps(
-            {
-                "filter": {
-                    "rules": {"urls": {"block_domains": str(tmp_path / "domains.txt")}}
-                }
-            },
-            {"dedup": {"minhash": None, "index": False}},
-            {"decontaminate": {"against": evaluation}},
-        ),
-    }
+    return prepare(
+        [write("first", first), write("second", second)],
+        {
+            "filter": {
+                "rules": {"urls": {"block_domains": str(tmp_path / "domains.txt")}}
+            }
+        },
+        {"dedup": {"minhash": None, "index": False}},
+        {"decontaminate": {"against": evaluation}},
+    )
 
 
 def test_every_record_is_rejected_dropped_or_kept(
-    sft_config: dict[str, Any], make_context: Callable[..., Context], tmp_path: Path
+    prepared: dict[str, Any], tmp_path: Path
 ) -> None:
-    summary = run(
-        {}, sft_config, tmp_path / "out", make_context("work", stage="sft_prepare")
-    )
-    first, second = summary["sets"]
+    first, second = prepared["sets"]
     assert first["dropped"] == {
         "urls/max_url_blocked_domain": 1,
         "exact_duplicate": 1,
@@ -118,14 +139,14 @@ def test_every_record_is_rejected_dropped_or_kept(
         1,
     )
     assert [
-        (summary_step["stage"], summary_step["judges"], summary_step["counts"]["read"])
-        for summary_step in summary["steps"]
+        (entry["stage"], entry["judges"], entry["counts"]["read"])
+        for entry in prepared["steps"]
     ] == [
         ("filter", "answer", 10),
         ("dedup", "conversation", 9),
         ("decontaminate", "conversation", 7),
     ]
-    assert summary["steps"][2]["sets"]["quiz"]["contaminated"] == 1
+    assert prepared["steps"][2]["sets"]["quiz"]["contaminated"] == 1
     (refused,) = map(
         json.loads, (tmp_path / "out" / "refused.jsonl").read_text().splitlines()
     )
@@ -133,25 +154,15 @@ def test_every_record_is_rejected_dropped_or_kept(
 
 
 def test_user_function_judges_examples(
-    make_context: Callable[..., Context], tmp_path: Path
+    write: Write, prepare: Prepare, tmp_path: Path
 ) -> None:
     own_step = step(
         tmp_path / "code",
         "def step(text: str) -> dict: return {'words': len(text.split())}",
         min={"words": 2},
     )
-    data = write(
-        tmp_path / "chats.jsonl",
-        [chat("a long question", "no"), chat("short", "a long answer")],
-    )
-    config = {
-        "kind": "sft",
-        "data": [{"path": data}],
-        "prepare": steps({"annotate": own_step}),
-    }
-    summary = run(
-        {}, config, tmp_path / "out", make_context("work", stage="sft_prepare")
-    )
+    rows = [chat("a long question", "no"), chat("short", "a long answer")]
+    summary = prepare([write("set", rows)], {"annotate": own_step})
     assert (summary["sets"][0]["dropped"], summary["sets"][0]["kept"]) == (
         {"annotate/min_words": 1},
         1,
@@ -160,28 +171,20 @@ def test_user_function_judges_examples(
 
 
 def test_examples_are_judged_by_the_rules_of_their_language(
-    make_context: Callable[..., Context], tmp_path: Path
+    write: Write, prepare: Prepare, tmp_path: Path
 ) -> None:
     own_step = step(
         tmp_path / "code",
         "def step(text: str) -> dict: return {'language': 'de' if 'ein' in text else "
         "'en'}",
     )
-    data = write(
-        tmp_path / "chats.jsonl",
-        [chat("q", "ein Satz von vier Worten"), chat("q", "a text of five words")],
-    )
+    rows = [chat("q", "ein Satz von vier Worten"), chat("q", "a text of five words")]
     rules = {
         "rules": [{"gopher_quality": {"min_words": 5, "min_stop_words": 0}}],
         "by_language": {"de": {"gopher_quality": {"min_words": 6}}},
     }
-    config = {
-        "kind": "sft",
-        "data": [{"path": data}],
-        "prepare": steps({"annotate": own_step}, {"filter": rules}),
-    }
-    (set_summary,) = run(
-        {}, config, tmp_path / "out", make_context("work", stage="sft_prepare")
+    (set_summary,) = prepare(
+        [write("set", rows)], {"annotate": own_step}, {"filter": rules}
     )["sets"]
     assert (set_summary["dropped"], set_summary["kept"]) == (
         {"de/gopher_quality/min_words": 1},
@@ -198,42 +201,29 @@ def test_examples_are_judged_by_the_rules_of_their_language(
     ],
 )
 def test_disguised_evaluation_item_is_dropped(
-    disguised: str, make_context: Callable[..., Context], tmp_path: Path
+    write: Write, prepare: Prepare, disguised: str
 ) -> None:
-    evaluation = write(
-        tmp_path / "quiz.jsonl", [{"question": f"Question: {LEAK}\nAnswer:"}]
-    )
-    data = write(
-        tmp_path / "chats.jsonl", [chat(disguised, "none"), chat("question 1", "yes")]
-    )
-    config = {
-        "kind": "sft",
-        "data": [{"path": data}],
-        "prepare": steps({"decontaminate": {"against": evaluation}}),
-    }
-    (set_summary,) = run(
-        {}, config, tmp_path / "out", make_context("work", stage="sft_prepare")
-    )["sets"]
+    evaluation = write("quiz", [{"question": f"Question: {LEAK}\nAnswer:"}])
+    path = write("set", [chat(disguised, "none"), chat("question 1", "yes")])
+    (set_summary,) = prepare([path], {"decontaminate": {"against": evaluation}})["sets"]
     assert (set_summary["dropped"], set_summary["kept"]) == (
         {"decontaminate/max_contamination": 1},
         1,
     )
 
 
-def test_survivors_equal_the_examples_as_read(
-    sft_config: dict[str, Any], make_context: Callable[..., Context], tmp_path: Path
-) -> None:
-    run({}, sft_config, tmp_path / "out", make_context("work", stage="sft_prepare"))
+@pytest.mark.usefixtures("prepared")
+def test_survivors_equal_the_examples_as_read(write: Write, tmp_path: Path) -> None:
     kept = survivors(tmp_path / "out")
-    write(
-        tmp_path / "valid.jsonl",
+    valid = write(
+        "valid",
         [
             json.loads(line)
             for line in (tmp_path / "first.jsonl").read_text().splitlines()
             if "no form" not in line
         ],
     )
-    read = read_set(str(tmp_path / "valid.jsonl"), "sft").examples
+    read = read_set(valid, "sft").examples
     distinct = [
         example for place, example in enumerate(read) if example not in read[:place]
     ]
@@ -253,7 +243,10 @@ def test_survivors_equal_the_examples_as_read(
         tmp_path / "out" / "decontaminate" / "matches.parquet"
     ).to_pylist()
     assert [example["locator"] for example in matches] == ["first.jsonl:7"]
-    data = [Instructions.model_validate(item) for item in sft_config["data"]]
+    data = [
+        Instructions(path=str(tmp_path / name))
+        for name in ("first.jsonl", "second.jsonl")
+    ]
     first, second = usable_sets(data, "sft", {"sft_prepare": tmp_path / "out"})
     assert (first.examples, second.examples) == (kept["first"], kept["second"])
     assert isinstance(first.counts, PreparedCounts)
@@ -263,20 +256,11 @@ def test_survivors_equal_the_examples_as_read(
 
 
 def test_prepare_without_drops_keeps_the_examples(
-    make_context: Callable[..., Context], tmp_path: Path
+    write: Write, prepare: Prepare, evaluation: str, tmp_path: Path
 ) -> None:
     """Equal records too: each is a document of its own."""
-    path = write(
-        tmp_path / "twice.jsonl", [chat("q", "a"), chat("q", "a"), chat("r", "b")]
-    )
-    config = {
-        "kind": "sft",
-        "data": [{"path": path}],
-        "prepare": steps(
-            {"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}}
-        ),
-    }
-    run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
+    path = write("twice", [chat("q", "a"), chat("q", "a"), chat("r", "b")])
+    prepare([path], {"decontaminate": {"against": evaluation}})
     assert survivors(tmp_path / "out")["twice"] == read_set(path, "sft").examples
     unprepared, prepared = (
         next(usable_sets([Instructions(path=path)], "sft", inputs))
@@ -333,7 +317,7 @@ def test_view_of_a_step(step: Any, kind: Any, example: Any, text: str) -> None:
 
 
 def test_pairs_are_duplicates_in_full_and_leak_by_prompt_or_chosen_answer(
-    make_context: Callable[..., Context], evaluation: str, tmp_path: Path
+    write: Write, prepare: Prepare, evaluation: str, tmp_path: Path
 ) -> None:
     def pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -347,15 +331,11 @@ def test_pairs_are_duplicates_in_full_and_leak_by_prompt_or_chosen_answer(
         pair("q", "d", LEAK),
         pair(LEAK, "a", "b"),
     ]
-    config = {
-        "kind": "dpo",
-        "data": [{"path": write(tmp_path / "pairs.jsonl", rows)}],
-        "prepare": steps(
-            {"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}
-        ),
-    }
-    (set_summary,) = run(
-        {}, config, tmp_path / "out", make_context("work", stage="dpo_prepare")
+    (set_summary,) = prepare(
+        [write("pairs", rows)],
+        {"dedup": {"minhash": None}},
+        {"decontaminate": {"against": evaluation}},
+        kind="dpo",
     )["sets"]
     assert set_summary["dropped"] == {
         "exact_duplicate": 1,
@@ -369,24 +349,19 @@ def test_pairs_are_duplicates_in_full_and_leak_by_prompt_or_chosen_answer(
 
 
 def test_examples_are_read_from_any_store(
-    make_context: Callable[..., Context], tmp_path: Path
+    write: Write, prepare: Prepare, tmp_path: Path
 ) -> None:
     rows = [chat(f"question {n}", " ".join(WORDS[n : n + 12])) for n in range(3)] * 2
-    local = write(tmp_path / "chats.jsonl", rows)
+    local = write("chats", rows)
     fs = fsspec.filesystem("memory")
-    fs.pipe("/examples/chats.jsonl", (tmp_path / "chats.jsonl").read_bytes())
+    fs.pipe("/examples/chats.jsonl", Path(local).read_bytes())
     survivors_by_path = []
     for name, path in (
         ("here", local),
         ("away", "memory://examples/chats.jsonl"),
         ("all", "memory://examples/*.jsonl"),
     ):
-        config = {
-            "kind": "sft",
-            "data": [{"path": path}],
-            "prepare": steps({"dedup": {"minhash": None}}),
-        }
-        run({}, config, tmp_path / name, make_context(name, stage="sft_prepare"))
+        prepare([path], {"dedup": {"minhash": None}}, out=name)
         survivors_by_path.append(
             [
                 example
@@ -399,21 +374,14 @@ def test_examples_are_read_from_any_store(
     assert len(survivors_by_path[0]) == 3
 
 
-def test_emptied_set_and_unknown_set_are_errors(
-    make_context: Callable[..., Context], tmp_path: Path
-) -> None:
-    config = {
-        "kind": "sft",
-        "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", "a")])}],
-        "prepare": steps({"filter": {"rules": ["gopher_quality"]}}),
-    }
+def test_emptied_set_and_unknown_set_are_errors(write: Write, prepare: Prepare) -> None:
+    path = write("a", [chat("q", "a")])
     with pytest.raises(
         ExamplesError, match=r"sft\.prepare .*1 records: gopher_quality/min_w"
     ):
-        run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
-    config["prepare"] = steps({"dedup": {"sources": ["b"]}})
+        prepare([path], {"filter": {"rules": ["gopher_quality"]}})
     with pytest.raises(ExamplesError, match=r"prepare\[0\]\.dedup: .*'b' .*: a\)"):
-        run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
+        prepare([path], {"dedup": {"sources": ["b"]}})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import itertools
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep import documents
 from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.cleaning import clean
@@ -29,6 +28,7 @@ from gristmill.dataprep.dedup import lines as dedup_lines
 from gristmill.dataprep.documents import (
     MERGED,
     MisalignedError,
+    Remarks,
     annotate,
     combine_annotations,
     kept_rows,
@@ -41,6 +41,7 @@ from gristmill.dataprep.edits import EDITS, BadEditError, edits_array
 from gristmill.dataprep.filters import filter as filtering
 from gristmill.dataprep.quality import quality
 from gristmill.dataprep.row_groups import ahead, read_document_rows, read_texts
+from tests.dataprep.document_shards import MakeContext, WriteIngest
 
 SHARD = "part-00000.parquet"
 STEPS = (
@@ -58,6 +59,21 @@ WORDS = "the river of a winter and evening in every old garden was that with let
 
 def sentence(rng: random.Random, words: int) -> str:
     return " ".join(rng.choices(WORDS, k=words)).capitalize() + "."
+
+
+def add_stage(
+    inputs: dict[str, Path],
+    stage: str,
+    columns: Mapping[str, pa.Array],
+    rows: np.ndarray | None = None,
+    reasons: Remarks | None = None,
+) -> None:
+    """Write a stage's annotations of the shard; all its rows are kept by default."""
+    table = read_table(inputs["ingest"] / SHARD)
+    rows = np.arange(len(table)) if rows is None else rows
+    inputs[stage] = inputs["ingest"].with_name(stage)
+    annotations, _ = annotate(table, rows, rows, reasons or [None] * len(rows), columns)
+    write_table(inputs[stage] / SHARD, annotations)
 
 
 @contextmanager
@@ -93,10 +109,7 @@ def edited(rng: random.Random, text: bytes) -> tuple[list[tuple[int, int, str]],
 
 @pytest.mark.parametrize("seed", range(5))
 def test_shard_is_read_with_the_edits_and_drops_of_every_stage(
-    seed: int,
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
-    tmp_path: Path,
+    seed: int, write_ingest: WriteIngest, make_context: MakeContext
 ) -> None:
     rng = random.Random(seed)
     texts = [sentence(rng, rng.randint(1, 9)).encode() for _ in range(12)]
@@ -124,10 +137,8 @@ def test_shard_is_read_with_the_edits_and_drops_of_every_stage(
                 for text in read_documents(inputs, SHARD, ["text"])["text"].to_pylist()
             ]
         reasons = [None if row in kept else "gone" for row in rows.tolist()]
-        write_table(
-            tmp_path / stage / SHARD, annotate(table, rows, rows, reasons, edits)[0]
-        )
-        inputs[stage], rows = tmp_path / stage, kept
+        add_stage(inputs, stage, edits, rows, reasons)
+        rows = kept
         for read in (inputs, merge_annotations(inputs, make_context(f"work-{stage}"))):
             shard = read_shard(read, SHARD, ["text", "id"])
             assert shard.documents["text"].to_pylist() == [
@@ -150,9 +161,8 @@ def test_shard_is_read_with_the_edits_and_drops_of_every_stage(
 
 
 def test_each_table_of_a_chain_or_the_merged_one_is_opened_once(
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
-    tmp_path: Path,
+    write_ingest: WriteIngest,
+    make_context: MakeContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = {
@@ -160,17 +170,9 @@ def test_each_table_of_a_chain_or_the_merged_one_is_opened_once(
             "ingest", [[("web", "a", "one two"), ("web", "b", "three")]]
         )
     }
-    rows = np.arange(2)
     for stage in STEPS:
-        table = annotate(
-            read_table(inputs["ingest"] / SHARD),
-            rows,
-            rows,
-            [None, None],
-            {"edits": edits_array([[(0, 0, "a ")], []]), stage: pa.array([1, 2])},
-        )[0]
-        write_table(tmp_path / stage / SHARD, table)
-        inputs[stage] = tmp_path / stage
+        edits = edits_array([[(0, 0, "a ")], []])
+        add_stage(inputs, stage, {"edits": edits, stage: pa.array([1, 2])})
     with opened(monkeypatch) as counts:
         shard = read_shard(inputs, SHARD, ["text", *STEPS])
     assert shard.documents["text"].to_pylist() == [
@@ -190,24 +192,14 @@ def test_each_table_of_a_chain_or_the_merged_one_is_opened_once(
 
 
 def test_misaligned_table_and_overlapping_edits_are_errors(
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
-    tmp_path: Path,
+    write_ingest: WriteIngest, make_context: MakeContext
 ) -> None:
     inputs = {
         "ingest": write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])
     }
-    rows, table = np.arange(2), read_table(inputs["ingest"] / SHARD)
     for stage in ("clean", "filter"):
-        annotations = annotate(
-            table,
-            rows,
-            rows,
-            [None, None],
-            {"edits": edits_array([[(0, 1, "")], [(1, 2, "")]])},
-        )[0]
-        write_table(tmp_path / stage / SHARD, annotations)
-        inputs[stage] = tmp_path / stage
+        add_stage(inputs, stage, {"edits": edits_array([[(0, 1, "")], [(1, 2, "")]])})
+    annotations = read_table(inputs["clean"] / SHARD)
     write_table(inputs["clean"] / SHARD, annotations.take([1, 0]))
     for read in (
         lambda: read_shard(inputs, SHARD),
@@ -217,19 +209,16 @@ def test_misaligned_table_and_overlapping_edits_are_errors(
         with pytest.raises(MisalignedError, match="gristmill stage clean"):
             read()
     overlapping = edits_array([[], [(0, 2, ""), (1, 3, "")]])
-    write_table(
-        inputs["clean"] / SHARD,
-        annotate(table, rows, rows, [None, None], {"edits": overlapping})[0],
-    )
+    add_stage(inputs, "clean", {"edits": overlapping})
     with pytest.raises(BadEditError, match="document 1 of 2"):
         read_shard(inputs, SHARD)
 
 
 @pytest.mark.slow
 def test_stages_open_each_earlier_table_once_per_shard(
-    write_ingest: Callable[..., Path],
-    make_context: Callable[..., Context],
     tmp_path: Path,
+    write_ingest: WriteIngest,
+    make_context: MakeContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Eight steps over two shards, some of which pass over a shard several times."""
