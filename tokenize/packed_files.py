@@ -49,7 +49,6 @@ import pyarrow as pa
 from gristmill.core.arrays import offsets_of
 from gristmill.core.files import REPAIR, is_local, sha256_file
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.shuffle_format import ranges
 
 FORMAT = 4
 """Checksums of rows are XXH3; formats 1 to 3 had XXH64."""
@@ -332,9 +331,11 @@ class Boundaries:
         """Boundaries of some of the rows, in the requested order (int64, shape
         (n,)).
         """
-        begins, ends = self.offsets[rows], self.offsets[rows + 1]
-        bounds = np.asarray(self.bounds[ranges(begins, ends)])
-        return Boundaries(offsets_of(ends - begins), bounds)
+        first = self.offsets[rows]
+        counts = self.offsets[rows + 1] - first
+        offsets = offsets_of(counts)
+        index = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
+        return Boundaries(offsets, np.asarray(self.bounds[index]))
 
     def positions(self, sequence_length: int) -> np.ndarray:
         """Position of each token within its piece, from 0 (int32, shape (n, L));
