@@ -10,7 +10,7 @@ retried in a fresh process: the result of a page depends on that page alone.
 
 from __future__ import annotations
 
-import json
+import pickle
 import signal
 import threading
 from collections import deque
@@ -19,8 +19,11 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from queue import SimpleQueue
 
-from gristmill.dataprep.readers.extraction_process import OUT_OF_MEMORY, Request
-from gristmill.dataprep.readers.guarded import EndedError, GuardedProcess
+from gristmill.dataprep.readers.guarded import (
+    OUT_OF_MEMORY,
+    EndedError,
+    GuardedProcess,
+)
 from gristmill.dataprep.readers.html import Extracted, Options
 from gristmill.dataprep.readers.records import (
     HTML,
@@ -93,17 +96,11 @@ class Guard(GuardedProcess):
 
     def submit(self, page: Page) -> None:
         """Submit a page; `collect` returns the answers in order."""
-        header = Request(
-            form=page.form,
-            encoding=page.encoding,
-            charset=page.charset,
-            errors=page.errors,
-        )
-        content = json.dumps(header).encode() + b"\n" + page.content
+        content = pickle.dumps(replace(page, metadata={}))
         self._pages.append(_SentPage(content))
         self._bytes += len(content)
         if self._child is None:
-            self._start()
+            self.start()
         else:
             self._unsent.put(self._pages[-1])
 
@@ -112,7 +109,7 @@ class Guard(GuardedProcess):
         while True:
             page = self._pages[0]
             try:
-                answer = Extracted(**json.loads(self.receive()))
+                answer: Extracted = pickle.loads(self.receive())
                 self._forget()
                 self._answered += 1
                 return answer
@@ -126,7 +123,7 @@ class Guard(GuardedProcess):
             if not is_retried:
                 self._forget()
             if self._pages:
-                self._start()
+                self.start()
             if not is_retried:
                 return Extracted(error=f"the extractor {end}")
 
@@ -141,7 +138,12 @@ class Guard(GuardedProcess):
     def _forget(self) -> None:
         self._bytes -= len(self._pages.popleft().content)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process, with the pages in flight.
+
+        Raises:
+            ExtractorError: it does not start.
+        """
         settings = {
             "extractor": self.extractor,
             "options": self.options,

@@ -1,24 +1,27 @@
 """A child process for work that a bad input may crash, hang or drive out of memory: its
 start and its protocol.
 
-The process gets its settings as its only argument, in JSON, and messages of bytes from
-its standard input; it sends messages to its standard output. It ends with its parent,
-or at the end of its requests. It limits its own memory, and its time per answer, with
-timers whose signals end it.
+The process gets its settings as its only argument, in JSON, and pickled requests from
+its standard input; it sends pickled answers to its standard output. It ends with its
+parent, or at the end of its requests. It limits its own memory, and its time per
+answer, with timers whose signals end it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import pickle
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +31,12 @@ from gristmill.core.processes import end_with_parent, kill_child
 
 SLEEP_FACTOR = 6
 """Wall-clock limit of an answer, as a multiple of its CPU limit."""
+OUT_OF_MEMORY = signal.SIGUSR1
+"""Signal by which the process ends if a request needs more memory than it has."""
+BUFFER_BYTES = 1 << 16
+"""Buffered answers: a switch between two processes costs as much as some hundred of
+them.
+"""
 
 
 class EndedError(Exception):
@@ -57,10 +66,10 @@ class GuardedProcess:
         settings: Mapping[str, object],
         time_outs: Mapping[int, str],
     ) -> None:
-        """Start a module in the process.
+        """Start `main` of a module in the process.
 
         Args:
-            time_outs: signal of a time limit -> description of the end.
+            time_outs: signal of a limit -> description of the end.
         """
         self._time_outs = time_outs
         arguments = json.dumps({**settings, "parent": os.getpid()})
@@ -68,10 +77,60 @@ class GuardedProcess:
         self._from_child, answers = Pipe(duplex=False)
         with requests, answers:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", module, arguments],
+                [sys.executable, "-c", f"from {module} import main; main()", arguments],
                 stdin=requests.fileno(),
                 stdout=answers.fileno(),
             )
+
+    def start(self) -> None:
+        """Start the process by `begin`."""
+        raise NotImplementedError
+
+    def answers(self, request: object, is_buffered: bool = False) -> Iterator[Any]:
+        """Yield the answers to a request; starts the process if it does not run, and
+        kills it unless all were read.
+
+        Earlier requests may have corrupted a process that ends, and it loses its
+        buffer. A fresh process without a buffer then repeats the request, so that the
+        answers depend on the request alone.
+
+        Raises:
+            EndedError: the fresh process ended, too.
+            OSError, ValueError: raised by the process.
+        """
+        num_read = 0
+        while True:
+            is_last_try = self._child is None and not is_buffered
+            try:
+                answers = self._exchange(request, is_buffered)
+                for answer in islice(answers, num_read, None):
+                    num_read += 1
+                    yield answer
+                return
+            except EndedError:
+                if is_last_try:
+                    raise
+                is_buffered = False
+
+    def _exchange(self, request: object, is_buffered: bool) -> Iterator[Any]:
+        is_complete = False
+        try:
+            if self._child is None:
+                self.start()
+            self.send(pickle.dumps((request, is_buffered)))
+            while not is_complete:
+                message = self.receive()
+                stream = io.BytesIO(message)
+                while stream.tell() < len(message):
+                    answer = pickle.load(stream)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    is_complete = answer is None
+                    if not is_complete:
+                        yield answer
+        finally:
+            if not is_complete:
+                self.kill()
 
     def send(self, message: bytes) -> None:
         """Send a message; a process that ended is reported by its missing answer."""
@@ -134,6 +193,36 @@ def begin() -> tuple[Any, Iterator[bytes], Connection]:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_resource(resource.RLIMIT_CORE, 0)
     return settings, _messages(requests), answers
+
+
+def serve(
+    requests: Iterator[bytes],
+    connection: Connection,
+    answer: Callable[[Any], Iterator[object]],
+) -> None:
+    """Send the answers to each request, with None or the error of `answer` after the
+    last one.
+    """
+    buffer = io.BytesIO()
+
+    def send(value: object, is_buffered: bool = False) -> None:
+        pickle.dump(value, buffer)
+        if not is_buffered or buffer.tell() >= BUFFER_BYTES:
+            connection.send_bytes(buffer.getvalue())
+            buffer.seek(0)
+            buffer.truncate()
+
+    for message in requests:
+        request, is_buffered = pickle.loads(message)
+        try:
+            for value in answer(request):
+                send(value, is_buffered)
+        except ValueError as error:
+            send(error)
+        except OSError as error:  # those of a store's library may not be picklable
+            send(OSError(*filter(None, (error.errno, str(error)))))
+        else:
+            send(None)
 
 
 class TimeLimited:

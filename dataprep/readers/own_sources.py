@@ -1,12 +1,9 @@
 """User-written readers and listings, run in a separate process: a crash, a hang or
 printed output only affects the current file.
 
-This module has both sides. `OwnProcess` starts the process with the code by value; the
-process reports that it is ready, then answers one request at a time. Messages
-(`guarded.py`) are JSON towards it and pickled tuples back, as many as fit a buffer. If
-the process ends, the last buffer is lost, so the file is read again in a fresh process
-that sends each record at once: the result is every record that its reader yielded
-before it ended.
+This module has both sides. `OwnProcess` starts the process and sends it the code by
+value; the process then answers one request at a time (`guarded.py`). The result for a
+file is every record that its reader yielded before it ended.
 """
 
 from __future__ import annotations
@@ -15,12 +12,10 @@ import inspect
 import io
 import json
 import os
-import pickle
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -53,15 +48,8 @@ from gristmill.dataprep.user_functions import (
     load_own,
     wrong,
 )
-from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.schema.sources import OwnListing, OwnReader
 from gristmill.mixtures.user_code import Own, OwnCodeError
-
-BUFFER_BYTES = 1 << 16
-"""Buffered answers: a switch between two processes costs as much as some hundred of
-them.
-"""
-Answer = tuple[Any, ...]
 
 
 class ListedEntry(TypedDict, total=False):
@@ -77,26 +65,14 @@ class ListedEntry(TypedDict, total=False):
     name: str
 
 
-class ReadRequest(TypedDict):
-    """Request for the records of a file.
-
-    Attributes:
-        reading: fields of `Reading`.
-        at_once: send each record immediately.
-    """
+@dataclass(frozen=True)
+class _File:
+    """File to read; arguments of `OwnProcess.records`."""
 
     name: str
     location: str
     compression: str
-    reading: Recipe
-    at_once: bool
-
-
-@dataclass
-class _Meter:
-    """Stored bytes of a file that the process has read."""
-
-    read_bytes: int = 0
+    reading: Reading
 
 
 @dataclass
@@ -110,6 +86,8 @@ class OwnProcess(GuardedProcess):
 
     own: OwnReader | OwnListing
     takes: str = ""
+    read_bytes: int = 0
+    """Stored bytes of the current file that the process has read."""
 
     def files(self, path: str) -> list[ListedEntry]:
         """Entries of a listing, in its order.
@@ -122,7 +100,7 @@ class OwnProcess(GuardedProcess):
                 paths.
         """
         try:
-            return [entry for _, entry in self._answers({"path": path})]
+            return list(self.answers(path))
         except EndedError as error:
             raise wrong(self.own, str(error)) from error
 
@@ -145,157 +123,78 @@ class OwnProcess(GuardedProcess):
                 return an iterable.
             OSError: the storage failed.
         """
-        self.start()
-        meter = _Meter()
-        is_stream = self.takes == "stream"
-        with nullcontext(location) if is_stream else local_copy(location) as place:
-            request: ReadRequest = {
-                "name": name,
-                "location": str(place),
-                "compression": compression,
-                "reading": asdict(reading),
-                "at_once": False,
-            }
-            yield from with_end(
-                self._records(request, meter), size, meter if is_stream else None
-            )
-
-    def _records(self, request: ReadRequest, meter: _Meter) -> Iterator[Read]:
-        number = 0
-        for is_unbuffered in (False, True):
-            answers = self._answers({**request, "at_once": is_unbuffered})
-            try:
-                for answer_kind, meter.read_bytes, content in islice(
-                    answers, number, None
-                ):
-                    number += 1
-                    yield (
-                        content
-                        if answer_kind == "record"
-                        else Rejected(number, content, lost=None)
-                    )
-                return
-            except EndedError as error:
-                if is_unbuffered:
-                    message = str(wrong(self.own, str(error)))
-                    yield Rejected(number + 1, message, lost=None)
-
-    def _answers(self, request: Mapping[str, object]) -> Iterator[Answer]:
-        """Yield the answers to a request; kills the process unless all were read.
-        Raises EndedError if the process ended.
-        """
-        is_complete = False
-        try:
+        if self._child is None:
             self.start()
-            self.send(json.dumps(request).encode())
-            while not is_complete:
-                buffer = self.receive()
-                stream = io.BytesIO(buffer)
-                while stream.tell() < len(buffer):
-                    answer: Answer = pickle.load(stream)
-                    if answer[0] == "refused":
-                        raise OwnCodeError(answer[1])
-                    if answer[0] == "errno":
-                        raise OSError(*answer[1:])
-                    is_complete = answer[0] == "end"
-                    if not is_complete:
-                        yield answer
-        finally:
-            if not is_complete:
-                self.kill()
+        is_stream = self.takes == "stream"
+        self.read_bytes = 0
+        with nullcontext(location) if is_stream else local_copy(location) as place:
+            records = self._records(_File(name, str(place), compression, reading))
+            yield from with_end(records, size, self if is_stream else None)
+
+    def _records(self, file: _File) -> Iterator[Read]:
+        number = 0
+        try:
+            for answer in self.answers(file, is_buffered=True):
+                record, self.read_bytes = answer
+                number += 1
+                yield record
+        except EndedError as error:
+            yield Rejected(number + 1, str(wrong(self.own, str(error))), lost=None)
 
     def start(self) -> None:
-        """Start the process and load the code, if not running.
+        """Start the process and load the code.
 
         Raises:
             OwnCodeError: the code cannot be loaded or called.
         """
-        if self._child is not None:
-            return
-        reads = isinstance(self.own, OwnReader)
         seconds = self.own.time_limit_seconds
-        unit = "one record" if reads else "its listing"
+        unit = "one record" if isinstance(self.own, OwnReader) else "its listing"
         key = "(`time_limit_seconds`)"
         self.begin(
             "gristmill.dataprep.readers.own_sources",
-            {"reads": reads, "seconds": seconds},
+            {},
             {
                 signal.SIGPROF: f"took more than {seconds:g} s of processor time for "
                 f"{unit} {key}",
                 signal.SIGALRM: f"gave nothing for {SLEEP_FACTOR * seconds:g} s {key}",
             },
         )
-        self.send(self.own.model_dump_json(exclude={"time_limit_seconds"}).encode())
         try:
-            status, content = pickle.loads(self.receive())
+            (self.takes,) = self._exchange(self.own, is_buffered=False)
         except EndedError as error:
-            status = "refused"
-            content = f"{self.own.use.file} {error} while it was loaded"
-        if status == "refused":
-            self.kill()
-            raise OwnCodeError(content)
-        self.takes = content
+            raise OwnCodeError(
+                f"{self.own.use.file} {error} while it was loaded"
+            ) from error
 
 
 # Code below runs in the child process.
 
 
 def main() -> None:
-    """Load the function, then answer requests until their stream ends."""
-    settings, requests, answers = guarded.begin()
-    buffer = io.BytesIO()
+    """Load the function, then answer requests until they end."""
+    _, requests, connection = guarded.begin()
     with open(os.devnull) as null_device:
         # user code that reads stdin would consume the next request
         os.dup2(null_device.fileno(), 0)
+    function: _Reader | _Listing
 
-    def answer(*values: Any, at_once: bool = True) -> None:
-        pickle.dump(values, buffer)
-        if at_once or buffer.tell() >= BUFFER_BYTES:
-            answers.send_bytes(buffer.getvalue())
-            buffer.seek(0)
-            buffer.truncate()
-
-    own = Own.model_validate_json(next(requests))
-    limited = TimeLimited(settings["seconds"])
-    user_function: _Reader | _Listing
-    try:
-        with limited:
-            user_function = (_Reader if settings["reads"] else _Listing)(own, limited)
-    except OwnCodeError as error:
-        answer("refused", str(error))
-        return
-    answer("ready", user_function.takes)
-    for request in requests:
-        details = json.loads(request)
-        try:
-            for values in user_function.answers(details):
-                answer(*values, at_once=details.get("at_once", False))
-        except OwnCodeError as error:
-            answer("refused", str(error))
-        except OSError as error:
-            answer("errno", *filter(None, (error.errno, str(error))))
+    def answer(request: Any) -> Iterator[object]:
+        nonlocal function
+        if isinstance(request, OwnReader | OwnListing):
+            limited = TimeLimited(request.time_limit_seconds)
+            with limited:
+                is_reader = isinstance(request, OwnReader)
+                function = (_Reader if is_reader else _Listing)(request, limited)
+            yield function.takes
         else:
-            answer("end")
+            yield from function.answers(request)
+
+    guarded.serve(requests, connection, answer)
 
 
 def _parameters(own: Own) -> list[inspect.Parameter]:
     signature = call_signature(load_function(own.use))
     return [] if signature is None else list(signature.parameters.values())
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """Error that ended a reader before its file."""
-
-    error: str
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A value that a reader yielded, and its place in the code."""
-
-    value: Any
-    place: str
 
 
 class _Reader:
@@ -326,101 +225,79 @@ class _Reader:
             )
         self.takes = "path" if "Path" in hint else "stream"
 
-    def answers(self, request: ReadRequest) -> Iterator[Answer]:
-        """Yield (`record`, stored bytes read so far, Read) for each record, and
-        (`failed`, bytes, error) if reading cannot continue.
+    def answers(self, file: _File) -> Iterator[tuple[Read, int]]:
+        """Yield each record, with the stored bytes read so far; a Rejected is the last
+        one if reading cannot continue.
         """
-        reading = Reading(**request["reading"])
-        name = request["name"]
-        if self.takes == "path":
-            items = self._items(Path(request["location"]))
-            for number, item in enumerate(items, start=1):
-                yield self._answer(reading, number, f"{name}#{number}", item, 0)
-            return
-        metered = Metered(as_path(request["location"]))
-        with DecodedStream(metered, request["compression"]) as stream:
+        metered = Metered(as_path(file.location))
+        with DecodedStream(metered, file.compression) as stream:
             raw = RawStream(stream)
-            items = self._items(io.BufferedReader(raw))
-            for number, item in enumerate(items, start=1):
-                if isinstance(item, _Failed):
-                    if raw.failure is not None:
-                        raise raw.failure
-                    if stream.error is not None:
-                        break
-                yield self._answer(
-                    reading, number, f"{name}#{number}", item, metered.read_bytes
-                )
-            if stream.error is not None:
-                yield "failed", metered.read_bytes, str(stream.error)
+            is_path = self.takes == "path"
+            argument = Path(file.location) if is_path else io.BufferedReader(raw)
+            number = 0
+            failure = ""
+            try:
+                for value, place in self._values(argument):
+                    number += 1
+                    record = self._record(file, number, value, place)
+                    yield record, metered.read_bytes
+            except OwnCodeError:
+                raise
+            except (Exception, SystemExit) as error:  # any error ends its file
+                if raw.failure is not None:
+                    raise raw.failure from error
+                failure = one_line_of(self._own, error)
+            failure = failure if stream.error is None else str(stream.error)
+            if failure:
+                yield Rejected(number + 1, failure, lost=None), metered.read_bytes
 
-    def _items(self, argument: Any) -> Iterator[_Item | _Failed]:
-        try:
+    def _values(self, argument: object) -> Iterator[tuple[object, str]]:
+        """Yield each value of the function, and its place in the code."""
+        own = self._own
+        with self._limited:
+            iterable = self._call(argument)
+            if not _is_many(iterable):
+                raise wrong(
+                    own,
+                    f"gives {_described(iterable)}, not records one by one; write: "
+                    'yield {"text": ...}',
+                )
+            values = iter(iterable)
+        while True:
             with self._limited:
-                iterable = self._call(argument)
-                if not _is_many(iterable):
-                    raise wrong(
-                        self._own,
-                        f"gives {_described(iterable)}, not records one by one; write: "
-                        'yield {"text": ...}',
-                    )
-                records = iter(iterable)
-            while True:
-                with self._limited:
-                    value = next(records, _END)
-                if value is _END:
-                    return
-                running = getattr(iterable, "gi_frame", None)
-                yield _Item(
-                    value,
-                    f"{self._own.use.file}, line {running.f_lineno}"
-                    if running
-                    else self._own.use.place,
-                )
-        except OwnCodeError:
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the function ends its file
-            yield _Failed(one_line_of(self._own, error))
+                value = next(values, _END)
+            if value is _END:
+                return
+            frame = getattr(iterable, "gi_frame", None)
+            line = f"{own.use.file}, line {frame.f_lineno}" if frame else own.use.place
+            yield value, line
 
-    def _answer(
-        self,
-        reading: Reading,
-        number: int,
-        locator: str,
-        item: _Item | _Failed,
-        read_bytes: int,
-    ) -> Answer:
-        if isinstance(item, _Failed):
-            return "failed", read_bytes, item.error
-        value = item.value
-        record: Read
+    def _record(self, file: _File, number: int, value: object, place: str) -> Read:
         if isinstance(value, BaseException):
-            record = Rejected(
-                number,
-                one_line_of(self._own, value)
-                if value.__traceback__
-                else f"{type(value).__name__}: {one_line(value)} ({item.place})",
+            problem = f"{type(value).__name__}: {one_line(value)} ({place})"
+            if value.__traceback__:
+                problem = one_line_of(self._own, value)
+            return Rejected(number, problem)
+        record: Read
+        if not isinstance(value, Mapping):
+            problem = (
+                f"a record is a mapping with {file.reading.text!r}, not "
+                f"{_described(value)}"
             )
-        elif not isinstance(value, Mapping):
-            error = (
-                f"a record is a mapping with {reading.text!r}, not {_described(value)}"
-            )
-            record = Rejected(number, f"{item.place}: {error}", excerpt(str(value)))
+            record = Rejected(number, problem, excerpt(str(value)))
         else:
             try:
-                record = from_row(reading, number, value, locator)
+                record = from_row(file.reading, number, value, f"{file.name}#{number}")
                 if isinstance(record, Page):  # its metadata is pickled
                     metadata = json.loads(metadata_json(record.metadata))
                     record = replace(record, metadata=metadata)
             except (TypeError, ValueError, RecursionError) as error:
                 # metadata that is not JSON
-                record = Rejected(
-                    number,
-                    f"the record cannot be kept: {one_line(error)}",
-                    excerpt(str(value)),
-                )
-            if isinstance(record, Rejected):
-                record = replace(record, error=f"{item.place}: {record.error}")
-        return "record", read_bytes, record
+                problem = f"the record cannot be kept: {one_line(error)}"
+                record = Rejected(number, problem, excerpt(str(value)))
+        if isinstance(record, Rejected):
+            record = replace(record, error=f"{place}: {record.error}")
+        return record
 
 
 _END = object()
@@ -441,13 +318,11 @@ class _Listing:
         self.takes = "path" if "path" in names else ""
         self._call = load_own(own, *filter(None, [self.takes]))
 
-    def answers(self, request: Mapping[str, str]) -> Iterator[Answer]:
-        """Yield (`file`, entry) for each file."""
+    def answers(self, path: str) -> Iterator[ListedEntry]:
+        """Yield the entry of each file."""
         try:
             with self._limited:
-                listing = (
-                    self._call(as_path(request["path"])) if self.takes else self._call()
-                )
+                listing = self._call(as_path(path)) if self.takes else self._call()
                 entries = list(listing) if _is_many(listing) else None
         except (Exception, SystemExit) as error:
             raise OwnCodeError(one_line_of(self._own, error)) from error
@@ -455,7 +330,7 @@ class _Listing:
             raise wrong(self._own, f"gives {_described(listing)}, not paths one by one")
         for number, entry in enumerate(entries, start=1):
             if isinstance(entry, str | os.PathLike):
-                yield "file", {"path": os.fspath(entry)}
+                yield {"path": os.fspath(entry)}
             elif (
                 isinstance(entry, Mapping)
                 and isinstance(entry.get("path"), str)
@@ -463,7 +338,7 @@ class _Listing:
                 and isinstance(entry.get("name", ""), str)
                 and set(entry) <= ListedEntry.__optional_keys__
             ):
-                yield "file", dict(entry)
+                yield ListedEntry(**entry)
             else:
                 raise OwnCodeError(
                     f"{self._own.use.place}: entry {number} of {self._own.use.name} is "
@@ -481,7 +356,3 @@ def _described(value: Any) -> str:
     return (
         "nothing" if value is None else f"{kind(value)} ({excerpt(repr(value))[:40]})"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -2,20 +2,17 @@
 batches that it touches.
 
 A child process (`table_child.py`) reads the files, so that a damaged one only loses
-itself. It is reused for further files. Earlier files may have corrupted a failing
-process, so a file that crashes it or needs too much memory is read again in a fresh
-one: the result of a file depends on that file alone.
+itself. It is reused for further files.
 """
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.charsets import (
@@ -24,8 +21,13 @@ from gristmill.dataprep.readers.charsets import (
     most_replaced,
     replace_bad,
 )
-from gristmill.dataprep.readers.compression import CorruptFileError, RecordTooLongError
-from gristmill.dataprep.readers.guarded import EndedError, GuardedProcess, local_copy
+from gristmill.dataprep.readers.compression import CorruptFileError
+from gristmill.dataprep.readers.guarded import (
+    OUT_OF_MEMORY,
+    EndedError,
+    GuardedProcess,
+    local_copy,
+)
 from gristmill.dataprep.readers.records import (
     Fields,
     Input,
@@ -36,29 +38,9 @@ from gristmill.dataprep.readers.records import (
     not_utf8,
     one_line,
 )
+from gristmill.dataprep.readers.table_child import LostRows, TableRequest, as_bytes
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from gristmill.dataprep.readers.table_child import TableAnswer, TableRequest
-
-    Batches = Iterator[pa.RecordBatch | "LostRows"]
-
-
-@dataclass(frozen=True)
-class LostRows:
-    """Unreadable rows of a file.
-
-    Attributes:
-        rows: their number; None if unknown.
-        error: CorruptFileError if the file is damaged there, else the error of the one
-            row.
-    """
-
-    rows: int | None
-    error: ValueError
-
-
+Batches = Iterator[pa.RecordBatch | LostRows]
 Row = tuple[Fields, int] | LostRows
 """A row and its number of U+FFFD for invalid bytes, or its error."""
 
@@ -96,77 +78,39 @@ class TableReader(GuardedProcess):
             CorruptFileError: the file is damaged, after all batches before the damage.
             OSError: the storage failed.
         """
-        damaged = f"the {form.capitalize()} file is damaged"
+        self.rows = None
         with local_copy(path) as file:
-            request: TableRequest = {
-                "path": str(file),
-                "form": form,
-                "columns": columns,
-                "scalars": scalars,
-            }
-            num_yielded = 0
-            is_fresh = self._child is None
-            while True:
-                try:
-                    answers = self._answers(request, damaged)
-                    for batch in islice(answers, num_yielded, None):
-                        num_yielded += 1
-                        yield batch
-                    return
-                except EndedError as error:
-                    if is_fresh:
-                        raise CorruptFileError(
-                            f"{damaged}: its reader {error}"
-                        ) from error
-                    is_fresh = True
+            request = TableRequest(str(file), form, columns, scalars)
+            try:
+                for answer in self.answers(request):
+                    if isinstance(answer, int):
+                        self.rows = answer
+                    elif isinstance(answer, LostRows):
+                        yield answer
+                    else:
+                        yield pa.ipc.open_stream(answer).read_next_batch()
+            except EndedError as error:
+                raise CorruptFileError(
+                    f"{request.damaged}: its reader {error}"
+                ) from error
 
-    def _answers(self, request: TableRequest, damaged: str) -> Batches:
-        """Yield the answers to a request; kills the process unless all were read.
-        Raises EndedError if the process ended, or lacked memory.
-        """
-        import pyarrow as pa
-
-        is_complete, self.rows = False, None
-        if self._child is None:
-            settings = {
-                "memory_bytes": self.memory_bytes,
-                "seconds": self.seconds,
-                "row_bytes": compression.MAX_RECORD_BYTES,
-            }
-            late = f"took more than {self.seconds:g} s for a batch of its rows"
-            self.begin(
-                "gristmill.dataprep.readers.table_child",
-                settings,
-                {signal.SIGPROF: late},
-            )
-        try:
-            self.send(json.dumps(request).encode())
-            while not is_complete:
-                answer: TableAnswer = json.loads(self.receive())
-                if "rows" in answer:
-                    self.rows = answer["rows"]
-                elif "too_long" in answer:
-                    most = compression.MAX_RECORD_BYTES >> 20
-                    error = RecordTooLongError(f"the row is longer than {most} MiB")
-                    yield LostRows(1, error)
-                elif "lost" in answer:
-                    damage = CorruptFileError(f"{damaged}: {answer['error']}")
-                    yield LostRows(answer["lost"], damage)
-                elif "batch" in answer:
-                    yield pa.ipc.open_stream(self.receive()).read_next_batch()
-                elif "errno" in answer:
-                    raise OSError(answer["errno"], answer["error"])
-                elif "memory" in answer:
-                    raise EndedError(
-                        f"needed more than {self.memory_bytes >> 20} MiB of memory"
-                    )
-                elif "damage" in answer:
-                    raise CorruptFileError(f"{damaged}: {answer['damage']}")
-                else:
-                    is_complete = True
-        finally:
-            if not is_complete:
-                self.kill()
+    def start(self) -> None:
+        """Start the process."""
+        settings = {
+            "memory_bytes": self.memory_bytes,
+            "seconds": self.seconds,
+            "row_bytes": compression.MAX_RECORD_BYTES,
+        }
+        self.begin(
+            "gristmill.dataprep.readers.table_child",
+            settings,
+            {
+                signal.SIGPROF: f"took more than {self.seconds:g} s for a batch of its "
+                "rows",
+                OUT_OF_MEMORY: f"needed more than {self.memory_bytes >> 20} MiB of "
+                "memory",
+            },
+        )
 
 
 def read_table(
@@ -259,10 +203,6 @@ def _repair_row(row_batch: pa.RecordBatch) -> tuple[Fields, int] | None:
     """Row with U+FFFD for invalid UTF-8 in its string columns; None if there is too
     much.
     """
-    import pyarrow as pa
-
-    from gristmill.dataprep.readers.table_child import as_bytes
-
     columns = dict(zip(row_batch.schema.names, row_batch.columns, strict=True))
     replaced = size = 0
     for name, column in columns.items():

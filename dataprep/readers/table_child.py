@@ -1,27 +1,31 @@
-"""Child process that reads tables: takes the path of a Parquet or Arrow file, and
-writes its rows as validated batches.
+"""Child process that reads tables: the rows of a Parquet or Arrow file as validated
+batches.
 
 Arrow trusts the offsets in a file, so a damaged file may crash its reader or make it
 allocate any amount of memory. Each batch is fully validated here before it is sent.
-Started by `parquet.TableReader`; a message (`guarded.py`) is JSON, or after
-`{"batch": true}` an Arrow stream of one batch.
 """
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.readers.guarded import begin, limit_resource
+from gristmill.dataprep.readers.compression import CorruptFileError, RecordTooLongError
+from gristmill.dataprep.readers.guarded import (
+    OUT_OF_MEMORY,
+    begin,
+    limit_resource,
+    serve,
+)
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
@@ -48,43 +52,41 @@ class TableSettings(TypedDict):
     row_bytes: int
 
 
-class TableRequest(TypedDict):
-    """File to read; see `tables.TableReader.batches`."""
+@dataclass(frozen=True)
+class TableRequest:
+    """File to read; see `parquet.TableReader.batches`."""
 
     path: str
     form: str
     columns: Sequence[str] | None
     scalars: bool
 
+    @property
+    def damaged(self) -> str:
+        """Start of an error message."""
+        return f"the {self.form.capitalize()} file is damaged"
 
-class TableAnswer(TypedDict, total=False):
-    """One of the answers to a request.
+
+@dataclass(frozen=True)
+class LostRows:
+    """Unreadable rows of a file.
 
     Attributes:
-        rows: number of rows in the file.
-        lost: number of unreadable rows, with their `error`; None if unknown.
-        batch: a batch follows.
-        too_long: a row is too long.
-        damage: error of a file that cannot be read further.
-        memory: the limit was reached.
-        errno: of an error of the storage, with its message as `error`.
+        rows: their number; None if unknown.
+        error: CorruptFileError if the file is damaged there, else the error of the one
+            row.
     """
 
-    rows: int
-    lost: int | None
-    batch: bool
-    too_long: bool
-    damage: str
-    memory: bool
-    errno: int
-    error: str
-    end: bool
+    rows: int | None
+    error: ValueError
+
+
+Answer = int | LostRows | bytes
+"""Number of rows in the file, unreadable rows, or an Arrow stream of one batch."""
 
 
 def main() -> None:
-    """Read files until the requests end, or a file is damaged. The only argument is
-    JSON.
-    """
+    """Read files until the requests end."""
     settings: TableSettings
     settings, requests, answers = begin()
     pages = 0
@@ -94,77 +96,72 @@ def main() -> None:
         resource.RLIMIT_AS,
         pages * resource.getpagesize() + settings["memory_bytes"],
     )
-    for request in requests:
-        outcome = _answer(answers, json.loads(request), settings)
-        _send(answers, outcome)
-        if outcome != {"end": True}:
-            return
+    serve(requests, answers, partial(_answers, settings))
 
 
-def _send(answers: Connection, answer: TableAnswer) -> None:
-    answers.send_bytes(json.dumps(answer).encode())
+def _answers(settings: TableSettings, request: TableRequest) -> Iterator[Answer]:
+    """Yield the batches of a file.
 
-
-def _answer(
-    answers: Connection, request: TableRequest, settings: TableSettings
-) -> TableAnswer:
-    """Write the batches of a file; returns the outcome."""
-    read = _parquet if request["form"] == "parquet" else _arrow
+    Raises:
+        CorruptFileError: it cannot be read further.
+        OSError: the storage failed.
+    """
+    read = _parquet if request.form == "parquet" else _arrow
+    most = settings["row_bytes"]
     try:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
-        for batch in read(Path(request["path"]), request):
+        for batch in read(Path(request.path), request):
             if not isinstance(batch, pa.RecordBatch):
-                _send(answers, batch)
+                yield batch
                 continue
-            for piece in _pieces(batch, min(BATCH_BYTES, settings["row_bytes"])):
+            for piece in _pieces(batch, min(BATCH_BYTES, most)):
                 if (error := _damage_of(piece)) is not None:
-                    _send(answers, {"lost": len(piece), "error": error})
-                    continue
-                if len(piece) == 1 and piece.nbytes > settings["row_bytes"]:
-                    _send(answers, {"too_long": True})
+                    damage = CorruptFileError(f"{request.damaged}: {error}")
+                    yield LostRows(len(piece), damage)
+                elif len(piece) == 1 and piece.nbytes > most:
+                    problem = f"the row is longer than {most >> 20} MiB"
+                    yield LostRows(1, RecordTooLongError(problem))
                 else:
-                    _send(answers, {"batch": True})
                     sink = pa.BufferOutputStream()
                     with pa.ipc.new_stream(sink, piece.schema) as writer:
                         writer.write_batch(piece)
-                    answers.send_bytes(sink.getvalue())
+                    yield sink.getvalue().to_pybytes()
             signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
     except (MemoryError, pa.ArrowMemoryError):
-        return {"memory": True}
-    except Exception as error:  # noqa: BLE001 - any error loses only this file
+        signal.raise_signal(OUT_OF_MEMORY)
+    except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
-            return {"errno": error.errno, "error": str(error)}
-        return {"damage": _one_line(error)}
+            raise
+        raise CorruptFileError(f"{request.damaged}: {_one_line(error)}") from error
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return {"end": True}
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _lost(error: Exception, rows: int | None) -> TableAnswer:
-    """Answer for unreadable rows. Re-raises errors that are not of the file: lack of
+def _lost(request: TableRequest, error: Exception, rows: int | None) -> LostRows:
+    """Rows that damage makes unreadable. Re-raises errors that are not of the file: lack of
     memory, a failing storage.
     """
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno is not None
     ):
         raise error
-    return {"lost": rows, "error": _one_line(error)}
+    return LostRows(rows, CorruptFileError(f"{request.damaged}: {_one_line(error)}"))
 
 
 def _parquet(
     path: Path, request: TableRequest
-) -> Iterator[pa.RecordBatch | TableAnswer]:
+) -> Iterator[pa.RecordBatch | int | LostRows]:
     """Yield the number of rows, if a file of this size can have so many, then the
     batches; damage loses its row group only.
     """
     size = path.stat().st_size
     with pq.ParquetFile(str(path), page_checksum_verification=True) as table:
         if table.metadata.num_rows <= size:
-            yield {"rows": table.metadata.num_rows}
+            yield table.metadata.num_rows
         columns = columns_of(table.schema_arrow, request)
         for group in range(table.num_row_groups):
             num_read = 0
@@ -176,10 +173,10 @@ def _parquet(
                     yield batch
             except Exception as error:  # noqa: BLE001 - any error of a damaged file
                 rows = min(table.metadata.row_group(group).num_rows, size)
-                yield _lost(error, max(rows - num_read, 1))
+                yield _lost(request, error, max(rows - num_read, 1))
 
 
-def _arrow(path: Path, request: TableRequest) -> Iterator[pa.RecordBatch | TableAnswer]:
+def _arrow(path: Path, request: TableRequest) -> Iterator[pa.RecordBatch | LostRows]:
     with pa.OSFile(str(path)) as source:
         is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         source.seek(0)
@@ -201,7 +198,7 @@ def _arrow(path: Path, request: TableRequest) -> Iterator[pa.RecordBatch | Table
                 batch = opened.get_batch(number)
                 batch.validate()  # column lengths, before slicing
             except Exception as error:  # noqa: BLE001 - any error of a damaged file
-                yield _lost(error, rows)  # the size of the previous batch
+                yield _lost(request, error, rows)  # the size of the previous batch
                 continue
             rows = len(batch)
             yield from _slices(batch.select(columns))
@@ -226,13 +223,13 @@ def columns_of(schema: pa.Schema, request: TableRequest) -> list[str]:
     """Columns to read: all if none are requested; for a nested field, its top-level
     column.
     """
-    if request["columns"] is None:
+    if request.columns is None:
         return list(schema.names)
-    requested = set(request["columns"])
+    requested = set(request.columns)
     selected = requested | {
         name.split(".")[0] for name in requested if name not in schema.names
     }
-    if not request["scalars"]:
+    if not request.scalars:
         return [name for name in schema.names if name in selected]
     no_metadata = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary)
     return [
@@ -286,7 +283,3 @@ def as_bytes(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(as_bytes(kind.value_type)))
     return kind
-
-
-if __name__ == "__main__":
-    main()
