@@ -27,7 +27,7 @@ from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.readers.extraction_guard import Guard, extract_pages
 from gristmill.dataprep.readers.html import EXTRACTORS, extract
 from gristmill.dataprep.readers.readers import read_file, read_records
-from gristmill.dataprep.readers.records import Page, Reading, Record, Records
+from gristmill.dataprep.readers.records import Page, Reading, Record
 from gristmill.dataprep.readers.sources import find_files
 from gristmill.mixtures.schema.sources import DocumentFiles, ExtractOptions
 
@@ -189,10 +189,7 @@ def read_jsonl(path: Path) -> int:
         "bench", DocumentFiles.model_validate({"path": str(path)})
     ).files
     items = read_file(file, Reading())
-    return sum(
-        len(item) if isinstance(item, Records) else isinstance(item, Record)
-        for item in items
-    )
+    return sum(isinstance(item, Record) for item in items)
 
 
 def read_with_duckdb(path: Path) -> int:

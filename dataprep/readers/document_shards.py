@@ -32,7 +32,6 @@ from gristmill.dataprep.conservation import Counted, Counts, SourceCounts, add_c
 from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
     QUARANTINE_SCHEMA,
-    hash_document,
     hash_documents,
     write_table,
 )
@@ -41,7 +40,6 @@ from gristmill.dataprep.readers.records import (
     Ended,
     Read,
     Record,
-    Records,
     Rejected,
     Skipped,
     excerpt,
@@ -187,6 +185,8 @@ MAX_SHARD_ROWS = 100_000
 """Rows after which a shard ends whatever its size, so that short documents do not fill
 the memory.
 """
+PENDING_ROWS, PENDING_CHARACTERS = 1024, 1 << 20
+"""Documents that are converted to columns at once, and characters of their texts."""
 MAX_QUARANTINE_ROWS = 20_000
 DROPPED_SCHEMA = pa.schema(
     [
@@ -197,18 +197,10 @@ DROPPED_SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
+ROW_SCHEMAS = {"quarantine": QUARANTINE_SCHEMA, "dropped": DROPPED_SCHEMA}
+"""Folder -> schema of its tables."""
 SHOWN_QUARANTINED = 20
 """Quarantined records in a summary."""
-
-
-@dataclass
-class _Rows:
-    """Buffered rows of a table, and its destination."""
-
-    folder: str
-    schema: pa.Schema
-    pending: list[Mapping[str, object]] = field(default_factory=list)
-    files: int = 0
 
 
 @dataclass
@@ -260,41 +252,53 @@ class ShardWriter:
     text_bytes: int = 0
     _buffered_bytes: int = 0
     _buffered_rows: int = 0
-    _columns: list[list[pa.Array]] = field(default_factory=list)
-    """Ids, locators, texts and metadata of buffered documents."""
-    _documents: list[tuple[bytes, bytes, bytes, str]] = field(default_factory=list)
-    """Documents after `_columns`, as rows."""
-    _rejects: _Rows = field(
-        default_factory=lambda: _Rows("quarantine", QUARANTINE_SCHEMA)
+    _tables: list[pa.Table] = field(default_factory=list)
+    """Buffered documents."""
+    _pending: list[Record] = field(default_factory=list)
+    """Documents of `_file` after those of `_tables`."""
+    _pending_characters: int = 0
+    _file: str = ""
+    _rows: dict[str, list[Mapping[str, object]]] = field(
+        default_factory=lambda: {folder: [] for folder in ROW_SCHEMAS}
     )
-    _drops: _Rows = field(default_factory=lambda: _Rows("dropped", DROPPED_SCHEMA))
-
-    def __post_init__(self) -> None:
-        self._source = self.source.encode("utf-8")
+    """Buffered rows by folder."""
+    _row_files: Counter[str] = field(default_factory=Counter)
 
     @property
     def read(self) -> int:
         """Number of records so far."""
+        self._settle()
         return self.kept + self.dropped.total() + self.quarantined
 
     @property
     def bytes_taken(self) -> int:
         """Text bytes so far, written or buffered."""
+        self._settle()
         return self.text_bytes + self._buffered_bytes
 
     @property
     def is_full(self) -> bool:
         """True if the limit of documents is reached."""
+        if self.limit is None or self.kept + len(self._pending) < self.limit:
+            return False
+        self._settle()
         return self.kept == self.limit
 
     def add(self, file: str, record: Read) -> None:
         """Add a record read from `file`; pages must have been extracted."""
         if self.is_full:
             return
-        if isinstance(record, Records):
-            self._keep_all(file, record)
-        elif isinstance(record, Record):
-            self._keep(file, record)
+        if not isinstance(record, Record) or file != self._file:
+            self._settle()
+        if isinstance(record, Record):
+            self._file = file
+            self._pending.append(record)
+            self._pending_characters += len(record.text)
+            if (
+                self._pending_characters >= PENDING_CHARACTERS
+                or len(self._pending) >= PENDING_ROWS
+            ):
+                self._settle()
         elif isinstance(record, Rejected):
             self._reject(file, record)
         elif isinstance(record, Dropped):
@@ -306,7 +310,7 @@ class ShardWriter:
                 "locator": record.locator,
                 "reason": record.reason,
             }
-            self._note(self._drops, row)
+            self._note("dropped", row)
         elif isinstance(record, Skipped):
             self.skipped[record.reason] += 1
             if record.crawl and record.crawl not in self.crawls:
@@ -335,80 +339,62 @@ class ShardWriter:
         else:
             raise TypeError(f"{type(record).__name__} is not a result of reading")
 
-    def _keep(self, file: str, record: Record) -> None:
-        locator = record.locator.encode("utf-8")
-        text = record.text.encode("utf-8")
-        if len(text) > self.max_document_bytes:
-            self.too_long.update(records=1, bytes=len(text))
-            error = (
-                f"{excerpt(record.locator)}: the text has {len(text):,} bytes, more "
-                f"than ingest.max_document_bytes = {self.max_document_bytes:,}; split "
-                "it, or raise that"
-            )
-            self._reject(file, Rejected(record.number, error, excerpt(record.text)))
-            return
-        self._documents.append(
-            (hash_document(self._source, locator, text), locator, text, record.metadata)
-        )
-        if record.replaced:
-            self.replaced.update(records=1, places=record.replaced)
-        self._count(1, len(text))
-
-    def _keep_all(self, file: str, records: Records) -> None:
-        sizes = pc.binary_length(records.texts).to_numpy()
-        if len(sizes) and sizes.max() > self.max_document_bytes:
-            for record in records:
-                self.add(file, record)
-            return
-        number = len(records)
-        if self.limit is not None:
-            number = min(number, self.limit - self.kept)
-        ids = hash_documents(self._source, records.locators, records.texts)
-        ends = np.cumsum(sizes[:number])
-        begin = 0
-        self._settle()
-        while begin < number:
-            before = int(ends[begin - 1]) if begin else 0
-            full = before + self.shard_bytes - self._buffered_bytes
-            filling = int(np.searchsorted(ends, full)) + 1
-            end = min(number, filling, begin + MAX_SHARD_ROWS - self._buffered_rows)
-            part = records.part(begin, end)
-            columns = [part.locators, part.texts, part.metadata]
-            self._columns.append([ids.slice(begin, end - begin), *columns])
-            self._count(end - begin, int(ends[end - 1]) - before)
-            begin = end
-
     def _settle(self) -> None:
-        """Convert buffered rows to columns."""
-        if self._documents:
-            types = (
-                DOCUMENT_SCHEMA.field("id").type,
-                pa.string(),
-                pa.large_string(),
-                pa.string(),
+        """Convert pending documents to columns, and write the shards that they fill."""
+        documents = self._pending
+        if not documents:
+            return
+        self._pending = []
+        self._pending_characters = 0
+        numbers, *columns, replaced = zip(*documents, strict=True)
+        locators, texts, metadata = map(
+            pa.array, columns, (pa.string(), pa.large_string(), pa.string())
+        )
+        sizes = pc.binary_length(texts).to_numpy()
+        fits = sizes <= self.max_document_bytes
+        for place in np.flatnonzero(~fits).tolist():
+            size = int(sizes[place])
+            self.too_long.update(records=1, bytes=size)
+            error = (
+                f"{excerpt(columns[0][place])}: the text has {size:,} bytes, more than "
+                f"ingest.max_document_bytes = {self.max_document_bytes:,}; split it, or "
+                "raise that"
             )
-            columns = zip(*self._documents, strict=True)
-            self._columns.append([*map(pa.array, columns, types)])
-            self._documents = []
-
-    def _count(self, documents: int, size: int) -> None:
-        """Count buffered documents, and write a shard when it is full."""
-        self.kept += documents
-        self._buffered_rows += documents
-        self._buffered_bytes += size
-        if (
-            self._buffered_bytes >= self.shard_bytes
-            or self._buffered_rows >= MAX_SHARD_ROWS
-        ):
-            self._write_shard()
+            text = excerpt(columns[1][place])
+            self._reject(self._file, Rejected(numbers[place], error, text))
+        places = np.array(replaced)[fits]
+        self.replaced.update(records=np.count_nonzero(places), places=int(places.sum()))
+        ids = hash_documents(self.source.encode("utf-8"), locators, texts)
+        source = pa.DictionaryArray.from_arrays(
+            np.zeros(len(documents), np.int32), [self.source]
+        )
+        table = pa.table(
+            [ids, source, locators, texts, metadata], schema=DOCUMENT_SCHEMA
+        ).filter(pa.array(fits))
+        sizes = sizes[fits]
+        while len(table):
+            free_bytes = self.shard_bytes - self._buffered_bytes
+            filling = int(np.searchsorted(np.cumsum(sizes), free_bytes)) + 1
+            rows = min(len(table), filling, MAX_SHARD_ROWS - self._buffered_rows)
+            self._tables.append(table.slice(0, rows))
+            self.kept += rows
+            self._buffered_rows += rows
+            self._buffered_bytes += int(sizes[:rows].sum())
+            table, sizes = table.slice(rows), sizes[rows:]
+            if (
+                self._buffered_bytes >= self.shard_bytes
+                or self._buffered_rows >= MAX_SHARD_ROWS
+            ):
+                self._write_shard()
 
     def close(self) -> None:
         """Write all buffered rows."""
+        self._settle()
         if self._buffered_rows:
             self._write_shard()
-        for rows in (self._rejects, self._drops):
-            if rows.pending:
-                self._write_rows(rows)
+        for folder, rows in self._rows.items():
+            if rows:
+                self._write_rows(folder)
 
     def counts(self) -> Counts:
         """Ledger of the task, in total and for its source."""
@@ -432,31 +418,28 @@ class ShardWriter:
         if len(self.first_quarantined) < SHOWN_QUARANTINED:
             self.first_quarantined.append(row)
         self.quarantined += 1
-        self._note(self._rejects, {**row, "excerpt": record.excerpt})
+        self._note("quarantine", {**row, "excerpt": record.excerpt})
 
-    def _note(self, rows: _Rows, row: Mapping[str, object]) -> None:
-        rows.pending.append(row)
-        if len(rows.pending) >= MAX_QUARANTINE_ROWS:
-            self._write_rows(rows)
+    def _note(self, folder: str, row: Mapping[str, object]) -> None:
+        self._rows[folder].append(row)
+        if len(self._rows[folder]) >= MAX_QUARANTINE_ROWS:
+            self._write_rows(folder)
 
     def _write_shard(self) -> None:
-        self._settle()
-        ids, *columns = map(pa.concat_arrays, zip(*self._columns, strict=True))
-        source = pa.DictionaryArray.from_arrays(
-            pa.array([0] * len(ids), pa.int32()), pa.array([self.source])
-        )
-        self._columns = []
-        table = pa.table([ids, source, *columns], schema=DOCUMENT_SCHEMA)
+        table = pa.concat_tables(self._tables).combine_chunks()
+        self._tables = []
         self._write(f"part-{self.task}-{self.shards:03d}.parquet", table)
         self.shards += 1
         self.text_bytes += self._buffered_bytes
         self._buffered_rows = self._buffered_bytes = 0
 
-    def _write_rows(self, rows: _Rows) -> None:
-        table = pa.Table.from_pylist(rows.pending, schema=rows.schema)
-        self._write(f"{rows.folder}/{self.task}-{rows.files:03d}.parquet", table)
-        rows.files += 1
-        rows.pending = []
+    def _write_rows(self, folder: str) -> None:
+        table = pa.Table.from_pylist(self._rows[folder], schema=ROW_SCHEMAS[folder])
+        self._write(
+            f"{folder}/{self.task}-{self._row_files[folder]:03d}.parquet", table
+        )
+        self._row_files[folder] += 1
+        self._rows[folder] = []
 
     def _write(self, name: str, table: pa.Table) -> None:
         write_table(self.out / name, table)

@@ -6,9 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import orjson
-import pyarrow as pa
 
 from gristmill.dataprep.readers.charsets import (
     KEEP_BAD,
@@ -32,7 +30,6 @@ from gristmill.dataprep.readers.records import (
     Read,
     Reading,
     Record,
-    Records,
     Rejected,
     excerpt,
     from_row,
@@ -69,34 +66,12 @@ def read_jsonl(item: Input, reading: Reading) -> Iterator[Read]:
             lines: Iterable[bytes] = (
                 [block] if isinstance(block, Unended) else lines_of(block)
             )
-            # adjacent documents become columns
-            documents: list[Record] = []
             for line in lines:
                 number += 1
-                if not line or line.isspace():
-                    continue
-                record = _from_line(item, reading, number, line)
-                if isinstance(record, Record) and not record.replaced:
-                    documents.append(record)
-                    continue
-                if documents:
-                    yield _as_columns(documents)
-                    documents = []
-                yield record
-            if documents:
-                yield _as_columns(documents)
+                if line and not line.isspace():
+                    yield _from_line(item, reading, number, line)
     except CorruptFileError as error:
         yield Rejected(number + 1, str(error), lost=None)
-
-
-def _as_columns(documents: list[Record]) -> Records:
-    numbers, locators, texts, metadata, _ = zip(*documents, strict=True)
-    return Records(
-        np.array(numbers, np.int64),
-        pa.array(locators, pa.string()),
-        pa.array(texts, pa.large_string()),
-        pa.array(metadata, pa.string()),
-    )
 
 
 def _from_line(

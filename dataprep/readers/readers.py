@@ -7,7 +7,7 @@ the row of a table, the record of a WARC, 1 for a text file or a page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -34,7 +34,6 @@ from gristmill.dataprep.readers.records import (
     Page,
     Read,
     Reading,
-    Records,
     Rejected,
     chosen_metadata,
     excerpt,
@@ -52,21 +51,8 @@ from gristmill.dataprep.text.paragraph_runs import paragraph_runs
 
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
-    """Records of a file, one by one, without the end markers of `read_file`."""
-    return (
-        item
-        for item in one_by_one(read_file(file, reading))
-        if not isinstance(item, Ended)
-    )
-
-
-def one_by_one(items: Iterable[Read]) -> Iterator[Read]:
-    """Items of a reader with the documents of columns one by one."""
-    for item in items:
-        if isinstance(item, Records):
-            yield from item
-        else:
-            yield item
+    """Records of a file, without the end markers of `read_file`."""
+    return (item for item in read_file(file, reading) if not isinstance(item, Ended))
 
 
 def read_file(

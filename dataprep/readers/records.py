@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import pyarrow as pa
-
 from gristmill.dataprep.licences.statements import LICENCE, STATED_BY
 from gristmill.dataprep.readers.charsets import (
     AUTO,
@@ -126,39 +123,6 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Records:
-    """Documents of a file as columns, with the fields of Record; `replaced` is 0.
-
-    Attributes:
-        numbers: int64 of shape (n,), ascending.
-        locators: n strings.
-        texts: n large strings, all non-empty.
-        metadata: n strings.
-    """
-
-    numbers: np.ndarray
-    locators: pa.Array
-    texts: pa.Array
-    metadata: pa.Array
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __iter__(self) -> Iterator[Record]:
-        columns = self.numbers.tolist(), *(part.to_pylist() for part in self._arrays)
-        return (Record(*row) for row in zip(*columns, strict=True))
-
-    @property
-    def _arrays(self) -> tuple[pa.Array, ...]:
-        return self.locators, self.texts, self.metadata
-
-    def part(self, begin: int, end: int) -> Records:
-        """Slice of the documents, without a copy."""
-        arrays = (column.slice(begin, end - begin) for column in self._arrays)
-        return Records(self.numbers[begin:end], *arrays)
-
-
-@dataclass(frozen=True)
 class Page:
     """HTML page or document file whose text is not extracted yet.
 
@@ -252,7 +216,7 @@ class Ended:
     lost: int | None = 0
 
 
-Read = Record | Records | Page | Rejected | Dropped | Skipped | Ended
+Read = Record | Page | Rejected | Dropped | Skipped | Ended
 """Every item that a reader yields."""
 
 
@@ -277,11 +241,7 @@ def with_end(
     lost: int | None = 0
     for record in records:
         yield record
-        number += (
-            len(record)
-            if isinstance(record, Records)
-            else isinstance(record, Record | Page | Rejected | Dropped)
-        )
+        number += isinstance(record, Record | Page | Rejected | Dropped)
         if isinstance(record, Rejected) and record.lost != 0 and record.part == part:
             error = record.error
             lost = None if lost is None or record.lost is None else lost + record.lost

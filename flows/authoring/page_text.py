@@ -10,7 +10,7 @@ from gristmill.dataprep.readers.compression import Metered
 from gristmill.dataprep.readers.extraction_guard import Guard, extract_pages
 from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR
 from gristmill.dataprep.readers.readers import read_file
-from gristmill.dataprep.readers.records import Page, Read, Reading, Record, Records
+from gristmill.dataprep.readers.records import Page, Read, Reading, Record
 from gristmill.dataprep.readers.sources import SourceFile
 from gristmill.mixtures.schema.sources import ExtractOptions
 
@@ -83,6 +83,4 @@ def text_share(pages: Iterable[str]) -> float:
 
 
 def _text_bytes(record: Read) -> int:
-    if isinstance(record, Records):
-        return sum(_text_bytes(row) for row in record)
     return len(record.text.encode()) if isinstance(record, Record) else 0

@@ -35,7 +35,7 @@ from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_p
 from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.parquet import TableReader
-from gristmill.dataprep.readers.readers import one_by_one, read_file
+from gristmill.dataprep.readers.readers import read_file
 from gristmill.dataprep.readers.records import (
     Read,
     Rejected,
@@ -176,7 +176,7 @@ def _sample_of_files(
             ):
                 break
             records: Iterator[Read] = (
-                one_by_one(read_file(file, reading, tables))
+                read_file(file, reading, tables)
                 if process is None
                 else own_records(process, file, reading)
             )

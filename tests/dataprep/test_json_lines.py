@@ -14,16 +14,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import document_id, hash_documents
-from gristmill.dataprep.readers import compression, json_array, jsonl
+from gristmill.dataprep.readers import compression, document_shards, json_array, jsonl
 from gristmill.dataprep.readers.document_shards import ShardWriter
 from gristmill.dataprep.readers.jsonl import read_jsonl
-from gristmill.dataprep.readers.readers import one_by_one, read_records
+from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import (
     Input,
     Read,
     Reading,
     Record,
-    Records,
     Rejected,
 )
 from gristmill.dataprep.readers.sources import find_files
@@ -140,17 +139,14 @@ OTHERS = [
 ]
 
 
-def read_both_ways(path: Path, reading: Reading) -> tuple[list[Read], int]:
-    """Records read by orjson, equal to those of Python's json, and the number of
-    documents in columns.
-    """
-    items = list(read_jsonl(Input("a.jsonl", path), reading))
+def read_both_ways(path: Path, reading: Reading) -> list[Read]:
+    """Records read by orjson, equal to those of Python's json."""
+    records = list(read_jsonl(Input("a.jsonl", path), reading))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "_exact_row", lambda line, reading: None)
-        python_records = list(one_by_one(read_jsonl(Input("a.jsonl", path), reading)))
-    records = list(one_by_one(items))
+        python_records = list(read_jsonl(Input("a.jsonl", path), reading))
     assert records == python_records
-    return records, sum(len(item) for item in items if isinstance(item, Records))
+    return records
 
 
 def write(path: Path, lines: list[bytes]) -> Path:
@@ -159,7 +155,7 @@ def write(path: Path, lines: list[bytes]) -> Path:
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=str)
-def test_every_kind_of_line_reads_the_same_in_columns(
+def test_every_kind_of_line_reads_as_by_python(
     tmp_path: Path, reading: Reading
 ) -> None:
     lines = [
@@ -172,17 +168,21 @@ def test_every_kind_of_line_reads_the_same_in_columns(
         read_both_ways(write(tmp_path / "a.jsonl", [line]), reading)
 
 
-def test_documents_are_read_as_columns(tmp_path: Path) -> None:
-    records, in_columns = read_both_ways(
-        write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading()
-    )
-    assert in_columns == len(records) == len(CERTAIN)
+def test_certain_lines_and_ids_are_documents(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
     named = [
-        json.dumps({"text": "t", "id": key, "n": 1}).encode()
-        for key in ("a/é", 17, -3, "é\n\\")
+        json.dumps({"text": "t", "id": key, "n": 1}) for key in ("a/é", 17, -3, "é\n\\")
     ]
-    for reading in (Reading(id="id"), Reading(metadata=("n", "id"))):
-        assert read_both_ways(write(tmp_path / "a.jsonl", named), reading)[1] == 4
+    for lines, reading in (
+        (CERTAIN, Reading()),
+        (named, Reading(id="id")),
+        (named, Reading(metadata=("n", "id"))),
+    ):
+        records = read_both_ways(
+            write(path, [line.encode() for line in lines]), reading
+        )
+        assert {type(record) for record in records} == {Record}
+        assert len(records) == len(lines)
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**64, -(2**63) - 1, 10**30, 9.5e30])
@@ -198,8 +198,7 @@ def test_numbers_keep_all_digits(
     tmp_path: Path, number: float, row: dict[str, object], reading: Reading
 ) -> None:
     line = json.dumps({"text": "a", "n": number, **row}).encode()
-    records, _ = read_both_ways(write(tmp_path / "a.jsonl", [line]), reading)
-    (record,) = records
+    (record,) = read_both_ways(write(tmp_path / "a.jsonl", [line]), reading)
     assert isinstance(record, Record)
     assert json.loads(record.metadata)["n"] == number
     nested = json.dumps(
@@ -208,7 +207,7 @@ def test_numbers_keep_all_digits(
     read_both_ways(write(tmp_path / "a.jsonl", [nested]), reading)
 
 
-def test_byte_order_marks_and_invalid_bytes_read_the_same_in_columns(
+def test_byte_order_marks_and_invalid_bytes_read_as_by_python(
     tmp_path: Path,
 ) -> None:
     good, bad = (
@@ -283,7 +282,7 @@ def spoiled_lines(draw: st.DrawFn) -> bytes:
     lines=[b'{"text":"a","n":1}', b'{"n":1,"text":"a"}', b'{"n":1,"text":"a"}'],
     reading=READINGS[0],
 )
-def test_lines_of_any_writer_read_the_same_in_columns(
+def test_lines_of_any_writer_read_as_by_python(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], reading: Reading
 ) -> None:
     read_both_ways(
@@ -291,44 +290,36 @@ def test_lines_of_any_writer_read_the_same_in_columns(
     )
 
 
-def test_shards_are_the_same_from_columns_and_single_records(tmp_path: Path) -> None:
+def test_shards_do_not_depend_on_pending_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [
         json.dumps({"text": "word " * (1 + number % 7), "n": number}).encode()
         for number in range(60)
     ]
     lines[20], lines[40] = b"{", json.dumps({"text": "long " * 50}).encode()
     path = write(tmp_path / "a.jsonl", lines)
-    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
     for limit in (None, 1, 33, 41, 58):
-        counts = []
-        for name, read in (
-            ("together", read_jsonl(Input(file.name, path), Reading())),
-            ("alone", read_records(file, Reading())),
-        ):
-            writer = ShardWriter(
-                tmp_path / name / str(limit), "00000", "s", 100, 200, limit
-            )
-            for record in read:
-                writer.add(file.name, record)
+        outcomes = []
+        for rows in (1, 7, 1024):
+            monkeypatch.setattr(document_shards, "PENDING_ROWS", rows)
+            out = tmp_path / f"{limit}-{rows}"
+            writer = ShardWriter(out, "00000", "s", 100, 200, limit)
+            for record in read_jsonl(Input("a.jsonl", path), Reading()):
+                writer.add("a.jsonl", record)
             writer.close()
-            counts.append(
+            counts = writer.counts()
+            assert counts["kept"] == (58 if limit is None else limit)
+            outcomes.append(
                 (
-                    writer.counts(),
+                    counts,
                     writer.first_quarantined,
                     writer.too_long,
                     writer.shards,
+                    {file.name: file.read_bytes() for file in out.rglob("*.parquet")},
                 )
             )
-        assert counts[0] == counts[1]
-        files = {
-            name: {
-                path.name: path.read_bytes()
-                for path in (tmp_path / name / str(limit)).rglob("*.parquet")
-            }
-            for name in ("together", "alone")
-        }
-        assert files["together"] == files["alone"]
-        assert counts[0][0]["kept"] == (58 if limit is None else limit)
+        assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=2))
@@ -448,7 +439,7 @@ def test_array_that_is_too_long_is_rejected_whole(
 ) -> None:
     path = write(tmp_path / "a.json", [json.dumps(ELEMENTS).encode()])
     monkeypatch.setattr(json_array, "MAX_RECORD_BYTES", 20)
-    (rejected,) = one_by_one(read_jsonl(Input("a.json", path), Reading()))
+    (rejected,) = read_jsonl(Input("a.json", path), Reading())
     assert isinstance(rejected, Rejected)
     assert "JSON lines" in rejected.error
     assert rejected.lost is None
@@ -461,7 +452,7 @@ def test_bad_array_elements_are_rejected_alone(tmp_path: Path) -> None:
             b'[{"text": "a"}, 7, {"text": b}, {"text": "line\nbreak"}, {"x": 1}}, {"text": "c"}]'
         ],
     )
-    records = list(one_by_one(read_jsonl(Input("a.json", path), Reading())))
+    records = list(read_jsonl(Input("a.json", path), Reading()))
     assert [record.number for record in records] == [1, 2, 3, 4, 5, 6]
     assert [record.number for record in records if isinstance(record, Rejected)] == [
         2,
@@ -477,7 +468,7 @@ def test_truncated_array_keeps_the_elements_before_the_end(
 ) -> None:
     content = json.dumps([{"text": f"text {number}"} for number in range(9)]).encode()
     path = write(tmp_path / "a.json", [content[:-cut]])
-    *records, end = one_by_one(read_jsonl(Input("a.json", path), Reading()))
+    *records, end = read_jsonl(Input("a.json", path), Reading())
     assert [record.text for record in records] == [
         f"text {number}" for number in range(len(records))
     ]
@@ -486,13 +477,11 @@ def test_truncated_array_keeps_the_elements_before_the_end(
     assert end.lost is None
     compressed = tmp_path / "b.json.gz"
     compressed.write_bytes(gzip.compress(content)[:-9])
-    *records, end = one_by_one(
-        read_jsonl(Input("b.json.gz", compressed, ".gz"), Reading())
-    )
+    *records, end = read_jsonl(Input("b.json.gz", compressed, ".gz"), Reading())
     assert (len(records), end.lost) == (9, None)
 
 
 def test_text_after_an_array_is_read_as_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", [b'[{"text": "a"}]', b'{"text": "b"}', b"x"])
-    first, second, invalid = one_by_one(read_jsonl(Input("a.json", path), Reading()))
+    first, second, invalid = read_jsonl(Input("a.json", path), Reading())
     assert (first.text, second.text, type(invalid)) == ("a", "b", Rejected)
