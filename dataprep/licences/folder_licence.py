@@ -1,15 +1,16 @@
-"""Licence of the files of a folder, by the package metadata and the licence texts in it
-or in a folder above it.
+"""Licence of the files of a folder, or of an archive's members, by the package metadata
+and the licence texts in their folder or in one above it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from email import message_from_string
 from functools import cache
 from itertools import pairwise
@@ -45,45 +46,66 @@ have an object.
 """
 
 
+def folder_texts(folder: Path) -> dict[str, str]:
+    """Texts of the files of a folder, local or remote, that may state its licence;
+    unreadable ones are left out.
+    """
+    texts = {}
+    with suppress(OSError):
+        for path in sorted(folder.iterdir(), key=str):
+            with suppress(OSError):
+                if (
+                    states_licence(path.name)
+                    and path.is_file()
+                    and path.stat().st_size <= MAX_BYTES
+                ):
+                    texts[path.name] = path.read_text("utf-8", "replace")
+    return texts
+
+
+def states_licence(name: str) -> bool:
+    """True for the name of a file that may state a licence."""
+    return name in PACKAGE_FILES or _LICENCE_FILE.match(name) is not None
+
+
+@dataclass
 class FolderLicences:
     """Licences of the folders below a root, each read once. Nothing above the root
     counts: a folder of data may lie in a checkout with another licence.
+
+    Attributes:
+        root: the outermost folder.
+        texts_of: folder -> texts of its files that may state a licence, by name.
     """
 
-    def __init__(self, root: str) -> None:
-        self._root = Path(root).absolute()
-        self._folders: dict[Path, Statement | None] = {}
+    root: Path
+    texts_of: Callable[[Path], Mapping[str, str]] = folder_texts
+    _statements: dict[Path, Statement | None] = field(default_factory=dict)
 
     def of(self, folder: Path) -> Statement | None:
         """Statement in the folder, or the nearest above it."""
-        if folder not in self._folders:
-            statement = of_folder(folder)
-            if statement is None and self._root in folder.parents:
+        if folder not in self._statements:
+            statement = statement_of(self.texts_of(folder))
+            if statement is None and self.root in folder.parents:
                 statement = self.of(folder.parent)
-            self._folders[folder] = statement
-        return self._folders[folder]
+            self._statements[folder] = statement
+        return self._statements[folder]
 
 
-def of_folder(folder: Path) -> Statement | None:
-    """Statement of a folder's own files: package metadata, else the texts of licences,
-    which apply together.
+def statement_of(texts: Mapping[str, str]) -> Statement | None:
+    """Statement of the files of a folder, by name: package metadata, else the texts of
+    licences, which apply together.
     """
-    if not os.access(folder, os.R_OK):
-        return None
-    texts = {
-        path.name: path.read_text(encoding="utf-8", errors="replace")
-        for path in sorted(folder.iterdir())
-        if (path.name in PACKAGE_FILES or _LICENCE_FILE.match(path.name))
-        and path.is_file()
-        and os.access(path, os.R_OK)
-        and path.stat().st_size <= MAX_BYTES
-    }
     for name, fields in PACKAGE_FILES.items():
-        values = package_fields(name, texts.pop(name, ""))
-        for value in (field_of(values, field) for field in fields.split()):
+        values = package_fields(name, texts.get(name, ""))
+        for value in (field_of(values, key) for key in fields.split()):
             if isinstance(value, str) and (licence := spdx_of(value)):
                 return Statement(licence, "package")
-    licences = list(filter(None, map(licence_of_text, texts.values())))
+    licences = [
+        licence
+        for name, text in texts.items()
+        if name not in PACKAGE_FILES and (licence := licence_of_text(text))
+    ]
     return Statement(join(licences), "file") if licences else None
 
 

@@ -10,14 +10,19 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self, cast
 
+from gristmill.dataprep.licences.folder_licence import (
+    MAX_BYTES,
+    FolderLicences,
+    states_licence,
+)
 from gristmill.dataprep.readers.compression import (
     READ_BYTES,
     CorruptFileError,
@@ -29,7 +34,6 @@ from gristmill.dataprep.readers.records import (
     Input,
     Page,
     Read,
-    Reading,
     Rejected,
     Skipped,
     one_line,
@@ -48,8 +52,9 @@ _MALFORMED_ERRORS = (
 )
 """Exceptions of `zipfile` for malformed archives, besides its own."""
 
-ReadMember = Callable[[Input, Reading], "Iterator[Read] | None"]
+ReadMember = Callable[[Input], Iterator[Read] | None]
 """Reader of one member by its name; None if its format is unknown or not selected."""
+ReadArchive = Callable[[Input, ReadMember], Iterator[Read]]
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class _TrackedHeader(tarfile.TarInfo):
         return header
 
 
-def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
+def read_tar(item: Input, read_member: ReadMember) -> Iterator[Read]:
     """Read the members of a tar archive in order; after damage it resumes at the next
     valid header.
     """
@@ -122,7 +127,6 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                     opened = partial(archive.extractfile, member)
                     yield from _member_records(
                         item,
-                        reading,
                         read_member,
                         name_counts,
                         _Member(member.name, member.isfile(), member.size, opened),
@@ -148,7 +152,24 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
             )
 
 
-def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
+def member_licences(item: Input, read_archive: ReadArchive) -> FolderLicences:
+    """Licences of the folders of an archive, which is read for these alone."""
+    texts: defaultdict[Path, dict[str, str]] = defaultdict(dict)
+
+    def note(member: Input) -> None:
+        path = Path(member.name)
+        if states_licence(path.name):
+            with suppress(CorruptFileError), member.path.open("rb") as stream:
+                content = stream.read(MAX_BYTES + 1)
+                if len(content) <= MAX_BYTES:
+                    texts[path.parent][path.name] = content.decode("utf-8", "replace")
+
+    for _ in read_archive(item, note):
+        pass
+    return FolderLicences(Path(item.name), texts.__getitem__)
+
+
+def read_zip(item: Input, read_member: ReadMember) -> Iterator[Read]:
     """Read the members of a zip archive in the order of its directory."""
     name_counts: Counter[str] = Counter()
     with item.path.open("rb") as stream:
@@ -163,7 +184,6 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                 opened = partial(_ZipMember, archive, member)
                 yield from _member_records(
                     item,
-                    reading,
                     read_member,
                     name_counts,
                     _Member(
@@ -206,7 +226,6 @@ def _damage_of(problem: str) -> Iterator[None]:
 
 def _member_records(
     item: Input,
-    reading: Reading,
     read_member: ReadMember,
     name_counts: Counter[str],
     member: _Member,
@@ -225,7 +244,7 @@ def _member_records(
     # tar appends a newer version under the same name
     copy = "" if name_counts[name] == 1 else f";{name_counts[name]}"
     meter = Metered(member)
-    records = read_member(Input(f"{item.name}{copy}/{name}", meter), reading)
+    records = read_member(Input(f"{item.name}{copy}/{name}", meter))
     if records is None:
         extension = PurePosixPath(name).suffix.lower() or "(none)"
         yield Skipped(

@@ -10,7 +10,7 @@ import io
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 from zipfile import ZipFile
@@ -18,8 +18,13 @@ from zipfile import ZipFile
 from gristmill.dataprep.readers.charsets import AUTO, decode
 from gristmill.dataprep.readers.html import Extracted, Options, all_text
 
-LINE_HYPHEN = re.compile("[\x02\ufffe](?:\r\n)?(?P<next>.?)")
-"""PDFium's marks of a hyphen at the end of a line, and the next line's first letter."""
+LINE_HYPHEN = re.compile(
+    r"(?P<begin>[\w-]*)(?:[\x02\ufffe]|(?<=[^\W\d_])[-\u00ad\u2010] *(?=\r\n))(?:\r\n)?(?P<end>\w*)"
+)
+"""A word with a hyphen at the end of a line: PDFium's mark for it, or one that it did
+not mark.
+"""
+COMPOUND = re.compile(r"[^\W\d_]+-[^\W\d_]+")
 PARAGRAPH_JOINT = "\n\n"
 EPUB_FIELDS = {
     "title": "title",
@@ -41,9 +46,8 @@ def parse_pdf(content: bytes, options: Options) -> Extracted:
     parts, scanned = [], []
     with PdfDocument(content) as document:
         for number, page in enumerate(document, start=1):
-            text = page.get_textpage().get_text_bounded()
-            text = LINE_HYPHEN.sub(_joined, text).replace("\r\n", "\n")
-            parts.append(text.replace("\0", ""))
+            text = page.get_textpage().get_text_bounded().replace("\0", "")
+            parts.append(text)
             if not text.strip() and next(page.get_objects(), None) is not None:
                 scanned.append(number)
         information = document.get_metadata_dict()
@@ -52,13 +56,26 @@ def parse_pdf(content: bytes, options: Options) -> Extracted:
         "author": information.get("Author"),
         "pages": len(parts),
     }
-    return Extracted(parts, metadata, scanned=scanned)
+    return Extracted(join_hyphenated(parts), metadata, scanned=scanned)
 
 
-def _joined(hyphen: re.Match[str]) -> str:
-    """The next line's letter, after a hyphen unless it goes on with the word."""
-    letter = hyphen["next"]
-    return letter if letter.islower() else f"-{letter}"
+def join_hyphenated(pages: Sequence[str]) -> list[str]:
+    """Join the words that hyphens divide at line ends of a PDF's pages, and write line
+    ends as newlines.
+
+    The hyphen of a compound stays: if the next line does not begin with a lower-case
+    letter, if the word has another hyphen (`state-of-the-art`), or if the compound
+    stands within a line of the file.
+    """
+    compounds = {word.lower() for page in pages for word in COMPOUND.findall(page)}
+
+    def join(word: re.Match[str]) -> str:
+        begin, end = word["begin"], word["end"]
+        is_compound = "-" in begin or f"{begin}-{end}".lower() in compounds
+        hyphen = "-" if is_compound or not end[:1].islower() else ""
+        return f"{begin}{hyphen}{end}"
+
+    return [LINE_HYPHEN.sub(join, page).replace("\r\n", "\n") for page in pages]
 
 
 def parse_docx(content: bytes, options: Options) -> Extracted:

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.readers import compression
-from gristmill.dataprep.readers.archives import read_tar, read_zip
+from gristmill.dataprep.readers.archives import (
+    ReadArchive,
+    member_licences,
+    read_tar,
+    read_zip,
+)
 from gristmill.dataprep.readers.binary_formats import format_of_content, how_to_read
 from gristmill.dataprep.readers.charsets import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.readers.compression import (
@@ -86,11 +93,27 @@ def read_file(
     meter = None if file.format in _RANDOM_ACCESS else meter or Metered(path)
     item = Input(file.name, meter or path, file.compression, file.metadata)
 
-    def read_member(member: Input, reading: Reading) -> Iterator[Read] | None:
+    with TableReader() if tables is None else nullcontext(tables) as reader:
+        if file.format in _ARCHIVES:
+            records = _read_archive(file, item, reading)
+        elif file.format in _READERS:
+            records = _READERS[file.format](item, reading)
+        else:
+            records = read_table(item, reading, file.format, reader)
+        yield from with_end(records, file.size, meter)
+
+
+def _read_archive(file: SourceFile, item: Input, reading: Reading) -> Iterator[Read]:
+    """Read the members of an archive by the rules of a folder."""
+    read_archive = _ARCHIVES[file.format]
+    unmetered = replace(item, path=as_path(file.location))
+    licences = cache(partial(member_licences, unmetered, read_archive))
+
+    def read_member(member: Input) -> Iterator[Read] | None:
         extension, packed = compression.split_compression(member.name)
-        # the rules of a folder; a member without an extension has the source's format
         form = FORMAT_OF.get(extension)
         if file.members != "auto":
+            # a member without an extension has the source's format
             is_read = (
                 file.members == "text"
                 or not extension
@@ -99,16 +122,12 @@ def read_file(
             form = file.members if is_read else None
         if form is None or form not in _READERS:
             return None
-        return _READERS[form](Input(member.name, member.path, packed), reading)
+        statement = licences().of(Path(member.name).parent) if form == "text" else None
+        metadata = {} if statement is None else statement.metadata()
+        member = replace(member, compression=packed, metadata=metadata)
+        return _READERS[form](member, reading)
 
-    with TableReader() if tables is None else nullcontext(tables) as reader:
-        if file.format in _ARCHIVES:
-            records = _ARCHIVES[file.format](item, reading, read_member)
-        elif file.format in _READERS:
-            records = _READERS[file.format](item, reading)
-        else:
-            records = read_table(item, reading, file.format, reader)
-        yield from with_end(records, file.size, meter)
+    return read_archive(item, read_member)
 
 
 def _read_document(item: Input, reading: Reading, form: str) -> Iterator[Read]:
@@ -170,4 +189,4 @@ _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
 """Formats read sequentially, which are supported in archives."""
 _RANDOM_ACCESS = ("parquet", "arrow", "zip")
 """Formats read in random order, so that the bytes read do not tell the progress."""
-_ARCHIVES = {"tar": read_tar, "zip": read_zip}
+_ARCHIVES: dict[str, ReadArchive] = {"tar": read_tar, "zip": read_zip}

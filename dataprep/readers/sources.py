@@ -59,9 +59,15 @@ class LinkOutsideError(ValueError):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file: name relative to the searched path, location, size in bytes, and stamp
-    that changes with its content.
+class StoredFile:
+    """A file of a path.
+
+    Attributes:
+        name: relative to the path, or to the fixed part of a glob, with `/`.
+        location: current path or URL.
+        size: bytes as stored.
+        stamp: modification time in ns, etag, or another value that changes with the
+            content.
     """
 
     name: str
@@ -70,7 +76,7 @@ class Found:
     stamp: str
 
 
-Matches = tuple[str, list[Found]]
+Matches = tuple[str, list[StoredFile]]
 """Kind of a path (`file`, `folder`, `glob`, `missing`), and its files, unordered."""
 
 
@@ -128,7 +134,7 @@ def find(path: str) -> Matches:
     ]
 
 
-def _file_inside(root: str, name: str) -> Found:
+def _file_inside(root: str, name: str) -> StoredFile:
     """File of a folder or glob.
 
     Raises:
@@ -160,12 +166,12 @@ def _split_glob(path: str) -> tuple[str, str]:
     return root or ("/" if path.startswith("/") else ""), "/".join(parts[first:])
 
 
-def _local_file(root: str, name: str) -> Found:
+def _local_file(root: str, name: str) -> StoredFile:
     location = os.path.join(root, name)
     status = os.stat(location)
     link = os.readlink(location) if os.path.islink(location) else ""
     blob = _BLOB.fullmatch(link)
-    return Found(
+    return StoredFile(
         Path(name).as_posix(),
         os.path.abspath(location),
         status.st_size,
@@ -175,7 +181,7 @@ def _local_file(root: str, name: str) -> Found:
 
 def _remote_files(
     store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]
-) -> list[Found]:
+) -> list[StoredFile]:
     files = []
     for location, info in infos.items():
         name = location[len(root) :].lstrip("/")
@@ -190,7 +196,7 @@ def _remote_files(
             (str(info[key]) for key in _STAMP_KEYS if info.get(key) is not None), ""
         )
         files.append(
-            Found(name, store.unstrip_protocol(location), int(info["size"]), stamp)
+            StoredFile(name, store.unstrip_protocol(location), int(info["size"]), stamp)
         )
     return files
 
@@ -242,25 +248,16 @@ class SourceError(ValueError):
 
 
 @dataclass(frozen=True)
-class SourceFile:
+class SourceFile(StoredFile):
     """One input of a source.
 
     Attributes:
-        name: path relative to the glob's fixed part, with `/`; never absolute.
-        location: current path or URL.
-        size: bytes as stored.
-        stamp: modification time in ns, etag, or another value that changes with the
-            content.
         format: a key of FORMATS, `python`, or OWN.
         compression: one of compression.DECODERS, or empty.
         members: format of an archive's members: the source's format, or `auto`.
-        metadata: of the documents of a local text file: the licence of its folder.
+        metadata: of the documents of a text file: the licence of its folder.
     """
 
-    name: str
-    location: str
-    size: int
-    stamp: str
     format: str
     compression: str
     members: str = ""
@@ -296,7 +293,7 @@ def listing(name: str, source: DocumentFiles, verify: bool = False) -> list[List
     return [_listed_file(file, verify) for file in find_files(name, source).files]
 
 
-def _listed_file(file: Found | SourceFile, hashed: bool) -> ListedFile:
+def _listed_file(file: StoredFile | SourceFile, hashed: bool) -> ListedFile:
     stamp = f"sha256:{sha256_file(as_path(file.location))}" if hashed else file.stamp
     listed: ListedFile = {"path": file.name, "size": file.size, "stamp": stamp}
     if isinstance(file, SourceFile) and file.metadata:
@@ -325,12 +322,11 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[ListedFil
     ]
 
 
-def _outside(key: str, path: str) -> list[Found]:
+def _outside(key: str, path: str) -> list[StoredFile]:
     """Files of a setting, sorted by name."""
-    with _about(key):
-        kind, files = _find(path)
-        if not files:
-            raise SourceError(_nothing(kind, path, "any", {}))
+    kind, files = find_at(key, path)
+    if not files:
+        raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
     return sorted(files, key=lambda file: file.name)
 
 
@@ -455,16 +451,17 @@ def _find_files(source: DocumentFiles) -> SourceListing:
 
 
 def _with_licences(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """Local text files with the licence of their folder, or of the nearest one above it
+    """Text files with the licence of their folder, or of the nearest one above it
     within the source.
     """
     folders: dict[str, FolderLicences] = {}
     licensed = []
     for file in files:
-        if file.format == "text" and "://" not in file.location:
+        # a web server does not list its folders
+        if file.format == "text" and not file.location.startswith("http"):
             root = file.location.removesuffix(file.name) or "/"
-            licences = folders.setdefault(root, FolderLicences(root))
-            statement = licences.of(Path(file.location).parent)
+            licences = folders.setdefault(root, FolderLicences(as_path(root)))
+            statement = licences.of(as_path(file.location).parent)
             if statement is not None:
                 file = replace(file, metadata=statement.metadata())
         licensed.append(file)
@@ -484,7 +481,7 @@ def check_libraries(listings: Mapping[str, SourceListing]) -> None:
                 )
 
 
-def _listed(own_listing: OwnListing, base: str) -> list[Found]:
+def _listed(own_listing: OwnListing, base: str) -> list[StoredFile]:
     """Files of a user's listing; paths are relative to `base`.
 
     Raises:
@@ -507,7 +504,7 @@ def _listed(own_listing: OwnListing, base: str) -> list[Found]:
             name = unquote(name.partition("?")[0])
         name = entry.get("name") or name
         if "://" in location and "size" in entry:  # not looked up
-            files.append(Found(name, location, entry["size"], ""))
+            files.append(StoredFile(name, location, entry["size"], ""))
             continue
         kind, matches = _find(location)
         if kind != "file":
@@ -544,7 +541,7 @@ class DatasetFolder:
     """
 
     path: str
-    files: Mapping[str, Found]
+    files: Mapping[str, StoredFile]
 
     def read(self, name: str) -> bytes:
         """Read a file.
@@ -559,11 +556,7 @@ class DatasetFolder:
     @staticmethod
     def is_data(name: str) -> bool:
         """True for a file of rows of a known format."""
-        return _format_of_name(name) in _ROW_FORMATS
-
-
-def _format_of_name(name: str) -> str | None:
-    return FORMAT_OF.get(split_compression(name)[0])
+        return FORMAT_OF.get(split_compression(name)[0]) in _ROW_FORMATS
 
 
 def _nothing(
@@ -590,7 +583,9 @@ def _nothing(
     )
 
 
-def _source_file(item: Found, source_format: str, explicit: str = "") -> SourceFile:
+def _source_file(
+    item: StoredFile, source_format: str, explicit: str = ""
+) -> SourceFile:
     # A listing may rename a file, so its location has the extension; a URL may have a
     # query.
     extension, compression = split_compression(
@@ -622,5 +617,5 @@ def _source_file(item: Found, source_format: str, explicit: str = "") -> SourceF
         members = source_format
     compression = "" if chosen in _WITHOUT_COMPRESSION else compression
     return SourceFile(
-        item.name, item.location, item.size, item.stamp, chosen, compression, members
+        **vars(item), format=chosen, compression=compression, members=members
     )

@@ -30,9 +30,9 @@ from gristmill.dataprep.readers.pythondocs import is_python_source
 from gristmill.dataprep.readers.records import field_of
 from gristmill.dataprep.readers.sources import (
     DOCUMENT_FORMATS,
-    Found,
     SourceError,
     SourceFile,
+    StoredFile,
     find_at,
     find_files,
 )
@@ -371,7 +371,7 @@ def _look_at_texts(
     )
 
 
-def sniff(entries: Sequence[Found]) -> str | None:
+def sniff(entries: Sequence[StoredFile]) -> str | None:
     """Detect the format of files from the first bytes of the first one; None if it is
     not text.
     """

@@ -144,8 +144,10 @@ class DocumentFiles(Section):
     """`auto` decides by file extension. `jsonl` is one JSON object per line, or a JSON
     array of objects, at most 256 MiB long. `csv` is tab-separated in files named
     `.tsv`. `pdf` is the text layer of PDF files (extra `documents`); pages without one,
-    such as scans, are quarantined: they need OCR first. `docx` is Word (extra
-    `documents`), `epub` books. A document is a file; its metadata `part_ends` has the
+    such as scans, are quarantined: they need OCR first. A word that a hyphen divides at
+    a line end is joined if the next line begins with a lower-case letter; the hyphen
+    stays in a word with another one (`state-of-the-art`) and in a compound that stands
+    within a line of the file. `docx` is Word (extra `documents`), `epub` books. A document is a file; its metadata `part_ends` has the
     end of each page or chapter in the text, in characters. `docling` is the JSON that
     Docling writes; olmOCR writes `jsonl`. Other binary formats need
     `read`. `warc` also covers WET and ARC files: 2xx responses of HTML or plain text, and conversion records, are documents;

@@ -19,11 +19,11 @@ class Licences(Judging):
     field `licence` or `license` of the record, an identifier or the usual name of a
     licence with its version), `link` (a link with `rel=license` in a web page),
     `address` (another address of Creative Commons in a page), `package` (pyproject.toml,
-    Cargo.toml, package.json, PKG-INFO or the header of a README.md beside a local text
-    file, or in the nearest folder above it within the source), `file` (a LICENSE or
-    COPYING there with the text of one of 35 common licences), `source` (`licence` of
-    the source in the manifest). Licences that are only described in prose are not
-    recognised, nor those of files in archives and in object stores.
+    Cargo.toml, package.json, PKG-INFO or the header of a README.md beside a text file,
+    or in the nearest folder above it within the source or the archive), `file` (a
+    LICENSE or COPYING there with the text of one of 35 common licences), `source`
+    (`licence` of the source in the manifest). Licences that are only described in prose
+    are not recognised, nor those beside a file on a web server, which lists no folders.
     """
 
     allow: tuple[Annotated[str, AfterValidator(check_identifier)], ...] | None = None

@@ -137,9 +137,22 @@ def test_pdf_is_split_into_pages_with_locators(
     assert summary.counts["dropped"] == {"extract/empty": 1}
 
 
-def test_words_split_at_line_ends_are_joined() -> None:
-    content = make_pdf([["an exam-", "ple of U-", "Boot"]])
-    assert PARSERS["pdf"](content, PLAIN).parts == ["an example of U-Boot"]
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (["an exam-", "ple of U-", "Boot"], "an example of U-Boot"),
+        (["state-of-the-", "art"], "state-of-the-art"),
+        (
+            ["a well-known fact, a well-", "known one"],
+            "a well-known fact, a well-known one",
+        ),
+        (["pages 1-", "2 and a", "dash -", "here"], "pages 1-\n2 and a\ndash -\nhere"),
+        (["Gr\xf6-", "\xdfe"], "Gr\xf6\xdfe"),
+        (["two- ", "fold"], "twofold"),
+    ],
+)
+def test_words_divided_at_line_ends_are_joined(lines: list[str], text: str) -> None:
+    assert PARSERS["pdf"](make_pdf([lines]), PLAIN).parts == [text]
 
 
 def test_scanned_pages_are_quarantined_and_the_others_kept(

@@ -15,8 +15,8 @@ from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import (
     DatasetFolder,
-    Found,
     SourceError,
+    StoredFile,
     find_files,
 )
 from gristmill.mixtures.schema.sources import Source
@@ -31,7 +31,7 @@ def folder_of(files: Mapping[str, str]) -> DatasetFolder:
                 raise FileNotFoundError(name)
             return files[name].encode()
 
-    return Folder("", {name: Found(name, name, 0, "") for name in files})
+    return Folder("", {name: StoredFile(name, name, 0, "") for name in files})
 
 
 def split(files: Mapping[str, str], name: str = "train") -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from gristmill.core.files import as_path, is_local, sha256_file
 from gristmill.dataprep.readers.pythondocs import ListedFile
-from gristmill.dataprep.readers.sources import Found, SourceError, find_at
+from gristmill.dataprep.readers.sources import SourceError, StoredFile, find_at
 from gristmill.mixtures.schema.sources import TokenSource
 from gristmill.tokenize.importing.foreign_formats import (
     Kind,
@@ -99,7 +99,7 @@ def token_files(name: str, source: TokenSource) -> list[TokenFile]:
     return files
 
 
-def _found(name: str, tokens: str) -> tuple[str, list[Found]]:
+def _found(name: str, tokens: str) -> tuple[str, list[StoredFile]]:
     """Kind of a source's path, and all its files with those beside them."""
     path = tokens
     key = f"source {name!r}"
@@ -126,7 +126,7 @@ def _found(name: str, tokens: str) -> tuple[str, list[Found]]:
     return kind, listing
 
 
-def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:
+def _kind(name: str, item: StoredFile, by_name: Mapping[str, StoredFile]) -> Kind:
     """Format of a file, from its ending, its companions and its first bytes."""
     if item.name.endswith(".npy"):
         return "olmo"
