@@ -116,6 +116,7 @@ def _zstd_decoder() -> Any:
 
 # zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
 _GZIP_WINDOW_BITS = 31
+HEADER_BYTES = 4
 _GZIP_HEADERS = (b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x08")
 """First bytes of members with an empty header, and with a name only (RFC 1952, section
 2.3).
@@ -187,24 +188,39 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
     Raises:
         OSError: the file cannot be opened or read.
     """
-    member = _CurrentMember()
+    offset = decoded = 0
+    """Member to begin with, and its bytes that were yielded before."""
     if compression == ".gz" and getattr(path, "reopens", True):
-        try:
-            with path.open("rb") as stream:
-                yield from filter(None, _decode_gzip(stream, member))
+        # ISA-L takes less than half of zlib's time. It reports damage with less detail
+        # and some bytes later, so the step before the damage is left to zlib, too.
+        held = b""
+        with path.open("rb") as stream:
+            stored = _StoredBytes(stream, GZIP_BYTES, 0)
+            for part in _decode_members(stored, compression, _isal_decoder):
+                if isinstance(part, Damage):
+                    break
+                if held:
+                    yield held
+                held = part
+            else:
+                if held:
+                    yield held
                 return
-        except _UncertainError:
-            pass  # read the member again, with zlib
-    skip = member.decoded
+        offset = part.offset
+        if part.decoded:
+            decoded = part.decoded - len(held)
+        elif held:  # of the member before
+            yield held
     with path.open("rb") as stream:
         if not compression:
             yield from iter(partial(stream.read, READ_BYTES), b"")
             return
-        for part in _decode(stream, compression, member.offset):
+        skip = decoded
+        for part in _decode(stream, compression, offset):
             if isinstance(part, Damage):
-                is_current = part.offset == member.offset
-                decoded = max(part.decoded, member.decoded if is_current else 0)
-                yield replace(part, decoded=decoded)
+                if part.offset == offset:
+                    part = replace(part, decoded=max(part.decoded, decoded))
+                yield part
                 skip = 0
                 continue
             if skip < len(part):
@@ -212,72 +228,22 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
             skip = max(skip - len(part), 0)
 
 
-@dataclass
-class _CurrentMember:
-    """Current member: its offset in the file, and the bytes yielded from it."""
-
-    offset: int = 0
-    decoded: int = 0
-
-
-class _UncertainError(Exception):
-    """ISA-L cannot tell if a file is sound."""
-
-
-def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
-    """Decode gzip members with ISA-L, in less than half of zlib's time.
+def _isal_decoder(start: bytes) -> Any:
+    """Decoder of ISA-L for a gzip member.
 
     ISA-L ignores header fields that zlib rejects, so only headers that are empty or
-    have just a name are accepted. It reports damage with less detail and some bytes
-    later, so the step before the damage is left to zlib too. It may accept codes that
-    zlib rejects; then more data precedes the damage, or all of it if the member's
-    checksum matches.
+    have just a name are accepted. It may accept codes that zlib rejects; then more data
+    precedes the damage, or all of it if the member's checksum matches.
 
     Raises:
-        _UncertainError: there may be damage in `member`, or ISA-L is not installed.
+        CorruptFileError: the header has other fields.
+        ImportError: ISA-L is not installed.
     """
-    try:
-        from isal import isal_zlib
-    except ImportError as error:
-        raise _UncertainError from error
-    decoder: Any = None
-    ready = b""
-    read = 0
-    while data := stream.read(GZIP_BYTES):
-        read += len(data)
-        while data:
-            if decoder is None:
-                data = data.lstrip(b"\0")
-                if not data:
-                    break
-                member.offset = read - len(data)
-                member.decoded = 0
-                more = (
-                    stream.read(GZIP_BYTES)
-                    if len(data) < len(_GZIP_HEADERS[0])
-                    else b""
-                )
-                data = data + more
-                read = read + len(more)
-                if not data.startswith(_GZIP_HEADERS):
-                    raise _UncertainError
-                decoder = isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
-            try:
-                decoded = decoder.decompress(data)
-            except Exception as error:
-                # IsalError, which is not an exception in its type stubs
-                raise _UncertainError from error
-            yield ready
-            member.decoded += len(ready)
-            ready = decoded
-            if not decoder.eof:
-                break
-            yield ready
-            data = decoder.unused_data
-            decoder = None
-            ready = b""
-    if decoder is not None:
-        raise _UncertainError
+    from isal import isal_zlib
+
+    if not start.startswith(_GZIP_HEADERS):
+        raise CorruptFileError("the header has fields that ISA-L does not check")
+    return isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
 
 
 class _StoredBytes:
@@ -387,18 +353,26 @@ def _decode(
     stream: ByteStream, compression: str, begin: int
 ) -> Iterator[bytes | Damage]:
     stored = _StoredBytes(stream, _step_bytes(compression), begin)
-    while (damage := (yield from _decode_members(stored, compression))) is not None:
-        if not stored.pass_to_next(compression):
-            yield damage
-            return
-        yield replace(damage, size=stored.end - damage.offset)
+    is_complete = False
+    while not is_complete:
+        is_complete = True
+        for part in _decode_members(
+            stored, compression, lambda _: DECODERS[compression]()
+        ):
+            if isinstance(part, Damage):
+                is_complete = not stored.pass_to_next(compression)
+                size = None if is_complete else stored.end - part.offset
+                part = replace(part, size=size)
+            yield part
 
 
 def _decode_members(
-    stored: _StoredBytes, compression: str
-) -> Generator[bytes, None, Damage | None]:
-    """Yield the content of members; returns the first damage, or None at the end of the
-    file.
+    stored: _StoredBytes, compression: str, new_decoder: Callable[[bytes], Any]
+) -> Iterator[bytes | Damage]:
+    """Yield the content of members up to the end of the file, or to the first damage.
+
+    Args:
+        new_decoder: constructor from the start of a member.
     """
     most_decoded = _most_decoded(compression)
     decoder = None
@@ -410,16 +384,19 @@ def _decode_members(
                 data = data.lstrip(b"\0") if compression == ".gz" else data
                 if not data:
                     break
+                if len(data) < HEADER_BYTES:
+                    data += stored.read()
                 stored.begin(len(data))
-                decoder = DECODERS[compression]()
                 decoded = 0
             is_complete = False
             while not is_complete:
                 try:
+                    decoder = decoder or new_decoder(data)
                     piece = decoder.decompress(data, *most_decoded)
                 except Exception as error:  # noqa: BLE001 - each library has its own errors
                     message = f"{compression} data is damaged: {error}"
-                    return Damage(message, stored.member, None, decoded)
+                    yield Damage(message, stored.member, None, decoded)
+                    return
                 decoded += len(piece)
                 if piece:
                     yield piece
@@ -429,14 +406,9 @@ def _decode_members(
                 break
             data = decoder.unused_data
             decoder = None
-    if decoder is None:
-        return None
-    return Damage(
-        f"{compression} data ends in the middle: the file is cut off",
-        stored.member,
-        None,
-        decoded,
-    )
+    if decoder is not None:
+        message = f"{compression} data ends in the middle: the file is cut off"
+        yield Damage(message, stored.member, None, decoded)
 
 
 Blocks = Iterator[bytes | RecordTooLongError | Damage]
