@@ -21,8 +21,8 @@ from gristmill.dataprep.readers.records import (
     Rejected,
     Skipped,
 )
-from gristmill.dataprep.readers.sources import SourceError, find_files
-from gristmill.mixtures.schema.sources import Source
+from gristmill.dataprep.readers.sources import SourceError
+from tests.dataprep.source_files import files_of, find, read, texts
 
 MEMBERS = {
     "b.txt": b"plain",
@@ -56,12 +56,6 @@ PACK = {
     "a.tar.zst": lambda members: zstandard.ZstdCompressor().compress(tar(members)),
     "a.zip": zipped,
 }
-
-
-def read(path: Path, content: bytes, **keys: str) -> list[Read]:
-    path.write_bytes(content)
-    (file,) = find_files("s", Source.model_validate({"path": str(path), **keys})).files
-    return list(read_records(file, Reading()))
 
 
 def errors(records: list[Read]) -> list[tuple[str, int, str]]:
@@ -109,15 +103,15 @@ def test_folders_links_hidden_and_unknown_members_are_skipped(tmp_path: Path) ->
         "member of an archive with extension .png",
         "member of an archive with extension .parquet",
     ]
-    assert [item.text for item in records if isinstance(item, Record)] == ["a"]
+    assert texts(records) == ["a"]
 
 
 def test_format_selects_members(tmp_path: Path) -> None:
     members = {"a.txt": b"a", "b.png": b"b", "c": b"c", "d.html": b"d"}
     expected = {"text": ["a", "b", "c", "d"], "jsonl": [], "auto": ["a"]}
-    for format, texts in expected.items():
+    for format, expected_texts in expected.items():
         records = read(tmp_path / "a.tar", tar(members), format=format)
-        assert [item.text for item in records if isinstance(item, Record)] == texts
+        assert texts(records) == expected_texts
     records = read(tmp_path / "a.tar", tar(members), format="html")
     assert [item.locator for item in records if isinstance(item, Page)] == [
         "a.tar/c",
@@ -134,7 +128,7 @@ def test_repeated_member_names_get_distinct_locators(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "texts"),
+    ("keep", "expected_texts"),
     [
         (514, []),
         (1024, ["one"]),
@@ -144,10 +138,10 @@ def test_repeated_member_names_get_distinct_locators(tmp_path: Path) -> None:
     ],
 )
 def test_truncated_tar_yields_the_members_before_the_damage(
-    tmp_path: Path, keep: int, texts: list[str]
+    tmp_path: Path, keep: int, expected_texts: list[str]
 ) -> None:
     records = read(tmp_path / "a.tar", tar({"a.txt": b"one", "b.txt": b"two"})[:keep])
-    assert [item.text for item in records if isinstance(item, Record)] == texts
+    assert texts(records) == expected_texts
     assert len(errors(records)) == 1
 
 
@@ -183,7 +177,7 @@ def test_damaged_or_encrypted_zip_member_costs_only_itself(tmp_path: Path) -> No
     local = content.index(b"PK\x03\x04", 4)
     content[local + 6] |= 1
     records = read(tmp_path / "a.zip", bytes(content))
-    assert [item.text for item in records if isinstance(item, Record)] == ["third"]
+    assert texts(records) == ["third"]
     (damaged, encrypted) = errors(records)
     assert damaged[:2] == ("a.txt", 1)
     assert "damaged" in damaged[2]
@@ -200,8 +194,7 @@ def test_unreadable_zip_member_of_any_format_costs_only_itself(
     content[second_header + 8] |= 1  # encrypted
     content[content.index(b"PK\x03\x04", 4) + 6] |= 1
     records = read(tmp_path / "a.zip", bytes(content))
-    texts = [item.text for item in records if isinstance(item, Record)]
-    assert texts == ["first", "third"]
+    assert texts(records) == ["first", "third"]
     ((name, number, error),) = errors(records)
     assert (name, number) == (member, 1)
     assert "encrypted" in error
@@ -216,7 +209,7 @@ def test_damaged_lzma_member_of_a_zip_costs_only_itself(tmp_path: Path) -> None:
     begin = 30 + len("a.txt") + 9  # the local header, the name, and LZMA's properties
     content[begin : begin + 40] = b"\xff" * 40
     records = read(tmp_path / "a.zip", bytes(content))
-    assert [item.text for item in records if isinstance(item, Record)] == ["last"]
+    assert texts(records) == ["last"]
     ((name, number, error),) = errors(records)
     assert (name, number) == ("a.txt", 1)
     assert "damaged" in error
@@ -227,8 +220,7 @@ def test_damaged_zip_member_of_rows_costs_only_itself(tmp_path: Path) -> None:
     central = content.index(b"PK\x01\x02")
     content[central + 16] ^= 0xFF  # checksum of a.csv
     records = read(tmp_path / "a.zip", bytes(content))
-    texts = [item.text for item in records if isinstance(item, Record)]
-    assert texts == ["last"]
+    assert texts(records) == ["last"]
     (damaged,) = (item for item in records if isinstance(item, Rejected))
     assert damaged.part == "a.csv"
     assert damaged.lost is None
@@ -241,35 +233,25 @@ def test_archives_are_read_from_any_store_and_url_chains_are_rejected() -> None:
     root = UPath("memory://archive-test")
     root.mkdir(parents=True, exist_ok=True)
     (root / "a.zip").write_bytes(zipped({"a.txt": b"far"}))
-    (file,) = find_files(
-        "s", Source.model_validate({"path": "memory://archive-test/a.zip"})
-    ).files
+    (file,) = files_of("memory://archive-test/a.zip")
     assert list(read_records(file, Reading())) == [
         Record(1, "a.zip/a.txt", "far", "{}")
     ]
     with pytest.raises(SourceError, match=r"zip://.*chain of URLs"):
-        find_files(
-            "s",
-            Source.model_validate({"path": "zip://*.txt::memory://archive-test/a.zip"}),
-        )
+        find("zip://*.txt::memory://archive-test/a.zip")
 
 
 def test_parquet_members_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped({}))
     with pytest.raises(SourceError, match=r"a\.zip: parquet .*unpack"):
-        find_files(
-            "s",
-            Source.model_validate(
-                {"path": str(tmp_path / "a.zip"), "format": "parquet"}
-            ),
-        )
+        find(tmp_path / "a.zip", format="parquet")
 
 
 def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
     content = bytearray(tar({"a.txt": b"one", "b.txt": b"two", "c.txt": b"three"}))
     content[1024 + 150] ^= 0xFF  # in the checksum of the second member
     records = read(tmp_path / "a.tar", bytes(content))
-    assert [item.text for item in records if isinstance(item, Record)] == [
+    assert texts(records) == [
         "one",
         "three",
     ]
@@ -309,9 +291,9 @@ def test_empty_members_are_counted_as_skipped(tmp_path: Path) -> None:
         member = tarfile.TarInfo("last.txt")
         member.size = 4
         archive.addfile(member, io.BytesIO(b"text"))
-    (file,) = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
+    (file,) = files_of(tmp_path)
     records = list(read_records(file, Reading()))
     skipped = [record for record in records if isinstance(record, Skipped)]
     assert skipped == [Skipped("empty member of an archive")] * 300
-    assert [record.text for record in records if isinstance(record, Record)] == ["text"]
+    assert texts(records) == ["text"]
     assert len(records) == 301

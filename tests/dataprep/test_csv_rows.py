@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.readers import compression
-from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Dropped, Read, Reading, Record, Rejected
-from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.schema.sources import Source
-
-
-def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:
-    path.write_bytes(content)
-    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
-    return list(read_records(file, reading or Reading()))
+from tests.dataprep.source_files import read, texts
 
 
 def errors(records: list[Read]) -> dict[int, str]:
@@ -29,10 +21,6 @@ def errors(records: list[Read]) -> dict[int, str]:
         for record in records
         if isinstance(record, Rejected)
     }
-
-
-def texts(records: list[Read]) -> list[str]:
-    return [record.text for record in records if isinstance(record, Record)]
 
 
 def test_header_names_the_columns_and_quoted_fields_hold_anything(

@@ -26,8 +26,7 @@ from gristmill.dataprep.readers import compression, ingest
 from gristmill.dataprep.readers.document_shards import Damaged, lost_records
 from gristmill.dataprep.readers.readers import read_file
 from gristmill.dataprep.readers.records import Ended, Reading
-from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.schema.sources import Source
+from tests.dataprep.source_files import files_of
 from tests.dataprep.warc_records import record
 
 MakeContext = Callable[..., Context]
@@ -207,7 +206,7 @@ def test_damage_in_the_middle_is_estimated_from_the_bytes_after_it(
     content = bytearray(bz2.compress(b"".join(map(jsonl, range(60))), 1))
     content[len(content) // 4 : len(content) // 4 + 64] = b"\xff" * 64
     (tmp_path / "a.jsonl.bz2").write_bytes(bytes(content))
-    (file,) = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
+    (file,) = files_of(tmp_path)
     ended = [item for item in read_file(file, Reading()) if isinstance(item, Ended)][-1]
     assert ended.lost is None
     lost = lost_records(
@@ -331,7 +330,7 @@ def test_unclosed_quote_loses_the_rows_after_it(tmp_path: Path) -> None:
     rows = [f"row {number},{number}" for number in range(100)]
     rows[60] = '"row 60,60'
     (tmp_path / "a.csv").write_text("text,n\n" + "\n".join(rows) + "\n")
-    (file,) = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
+    (file,) = files_of(tmp_path)
     (ended,) = [item for item in read_file(file, Reading()) if isinstance(item, Ended)]
     assert (ended.records, ended.lost) == (61, 39)
 

@@ -17,9 +17,8 @@ from gristmill.dataprep.readers.sources import (
     DatasetFolder,
     SourceError,
     StoredFile,
-    find_files,
 )
-from gristmill.mixtures.schema.sources import Source
+from tests.dataprep.source_files import files_of, find, texts
 
 
 def folder_of(files: Mapping[str, str]) -> DatasetFolder:
@@ -69,9 +68,7 @@ def save_to_disk(folder: Path, texts: list[str], shards: int = 2) -> None:
 
 
 def texts_of(path: Path, reading: Reading | None = None, **keys: str) -> list[str]:
-    files = find_files(
-        "s", Source.model_validate({"path": str(path), "format": "hf", **keys})
-    ).files
+    files = files_of(path, format="hf", **keys)
     records = [
         record for file in files for record in read_records(file, reading or Reading())
     ]
@@ -193,12 +190,7 @@ def test_folder_that_is_not_a_dataset_is_rejected_with_the_reason(
 def test_dataset_path_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"")
     with pytest.raises(SourceError, match="folder"):
-        find_files(
-            "s",
-            Source.model_validate(
-                {"path": str(tmp_path / "a.parquet"), "format": "hf"}
-            ),
-        )
+        find(tmp_path / "a.parquet", format="hf")
 
 
 def test_dataset_is_read_from_any_store() -> None:
@@ -207,9 +199,7 @@ def test_dataset_is_read_from_any_store() -> None:
     root = UPath("memory://hf-test/set")
     (root / "data").mkdir(parents=True)
     (root / "data" / "train.jsonl").write_bytes(b'{"text": "far"}\n')
-    files = find_files(
-        "s", Source.model_validate({"path": str(root), "format": "hf"})
-    ).files
+    files = files_of(root, format="hf")
     assert [file.name for file in files] == ["data/train.jsonl"]
     (record,) = read_records(files[0], Reading())
     assert isinstance(record, Record)
@@ -222,11 +212,9 @@ def test_damaged_arrow_file_yields_the_rows_before_the_damage(tmp_path: Path) ->
     content = path.read_bytes()
     third = content.find(b"text 4")
     path.write_bytes(content[:third])
-    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
+    (file,) = files_of(path)
     records = list(read_records(file, Reading()))
-    assert [record.text for record in records if isinstance(record, Record)] == [
-        f"text {n}" for n in range(4)
-    ]
+    assert texts(records) == [f"text {n}" for n in range(4)]
     assert isinstance(records[-1], Rejected)
     assert records[-1].number == 5
     assert "Arrow" in records[-1].error
@@ -239,9 +227,7 @@ def test_arrow_file_format_is_read(tmp_path: Path) -> None:
         pa.ipc.new_file(sink, table.schema) as writer,
     ):
         writer.write_table(table)
-    (file,) = find_files(
-        "s", Source.model_validate({"path": str(tmp_path / "a.arrow")})
-    ).files
+    (file,) = files_of(tmp_path / "a.arrow")
     assert list(read_records(file, Reading())) == [
         Record(1, "a.arrow#1", "a", '{"n": 1}'),
         Record(2, "a.arrow#2", "b", '{"n": 2}'),

@@ -25,8 +25,7 @@ from gristmill.dataprep.readers.records import (
     Record,
     Rejected,
 )
-from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.schema.sources import Source
+from tests.dataprep.source_files import files_of
 
 READINGS = (
     Reading(),
@@ -401,9 +400,7 @@ def test_array_elements_are_numbered_records(
         tmp_path / "a.json",
         [b"\xef\xbb\xbf \n" + json.dumps(ELEMENTS, indent=indent).encode()],
     )
-    (file,) = find_files(
-        "s", Source.model_validate({"path": str(tmp_path / "a.json")})
-    ).files
+    (file,) = files_of(tmp_path / "a.json")
     records = list(read_records(file, Reading()))
     assert [record.text for record in records] == [row["text"] for row in ELEMENTS]
     assert [record.locator for record in records] == [

@@ -16,10 +16,11 @@ from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.readers import document_shards, ingest
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.records import Reading, Record
-from gristmill.dataprep.readers.sources import SourceError, find_files, listing
+from gristmill.dataprep.readers.sources import SourceError, listing
 from gristmill.mixtures.schema.sources import OwnReader, Source
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from tests.dataprep.document_shards import file_contents
+from tests.dataprep.source_files import files_of
 
 MakeContext = Callable[..., Context]
 READER = """
@@ -181,9 +182,7 @@ def test_path_reader_gets_a_local_file_for_every_url(tmp_path: Path) -> None:
         (f"file://{files}/a.note", "one"),
         ("memory://notes/b.note", "two"),
     ):
-        (file,) = find_files(
-            "notes", Source.model_validate({"path": path, "read": reader.model_dump()})
-        ).files
+        (file,) = files_of(path, read=reader.model_dump())
         with OwnProcess(reader) as process:
             record, _ = ingest.own_records(process, file, Reading())
         assert isinstance(record, Record)

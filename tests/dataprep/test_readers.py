@@ -22,8 +22,7 @@ from gristmill.dataprep.readers.records import (
     Record,
     Rejected,
 )
-from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.schema.sources import Source
+from tests.dataprep.source_files import files_of, texts
 
 COMPRESS = {
     "": bytes,
@@ -34,9 +33,7 @@ COMPRESS = {
 
 
 def read(path: Path, reading: Reading | None = None, **keys: str) -> list[Read]:
-    (file,) = find_files(
-        "s", Source.model_validate({"path": str(path), "format": "auto", **keys})
-    ).files
+    (file,) = files_of(path, format="auto", **keys)
     return list(read_records(file, reading or Reading()))
 
 
@@ -51,10 +48,6 @@ def errors(records: list[Read]) -> dict[int, str]:
         for record in records
         if isinstance(record, Rejected)
     }
-
-
-def texts(records: list[Read]) -> list[str]:
-    return [record.text for record in records if isinstance(record, Record)]
 
 
 @pytest.mark.parametrize("extension", COMPRESS)
@@ -295,9 +288,7 @@ def test_damaged_parquet_loses_only_the_damaged_row_group(tmp_path: Path) -> Non
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"x")
-    (file,) = find_files(
-        "s", Source.model_validate({"path": str(path), "format": "auto"})
-    ).files
+    (file,) = files_of(path, format="auto")
     path.unlink()
     with pytest.raises(FileNotFoundError):
         list(read_records(file, Reading()))

@@ -20,8 +20,7 @@ import zstandard
 from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
-from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.schema.sources import Source
+from tests.dataprep.source_files import files_of, read, texts
 from tests.dataprep.warc_records import http, record
 
 RECORDS = 40
@@ -36,16 +35,6 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
 }
-
-
-def read(path: Path, content: bytes) -> list[Read]:
-    path.write_bytes(content)
-    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
-    return list(read_records(file, Reading()))
-
-
-def kept(records: list[Read]) -> list[str]:
-    return [item.text for item in records if isinstance(item, Record)]
 
 
 def rejected(records: list[Read]) -> list[Rejected]:
@@ -125,7 +114,7 @@ def test_flipped_byte_costs_only_its_member(
         for number, text in enumerate(TEXTS)
         if number != 20 and not (form == "csv" and number == 21)
     ]
-    assert kept(records) == expected
+    assert texts(records) == expected
     (error,) = rejected(records)
     assert error.lost == 0
     assert f"{len(packed[damaged]):,} bytes at offset {offset:,}" in error.error
@@ -141,11 +130,11 @@ def test_any_flip_in_a_gzip_member_costs_only_that_member(
     for at in range(0, len(members[1]), 5):
         content = b"".join([members[0], flipped(members[1], at), *members[2:]])
         records = read(tmp_path / "a.warc.gz", content)
-        texts = kept(records)
+        kept = texts(records)
         # gzip headers have no checksum: time, flags and system may change without harm.
-        assert texts in ([TEXTS[0], *TEXTS[2:4]], TEXTS[:4]), at
-        assert len(rejected(records)) == 4 - len(texts)
-        assert at < 10 or len(texts) == 3
+        assert kept in ([TEXTS[0], *TEXTS[2:4]], TEXTS[:4]), at
+        assert len(rejected(records)) == 4 - len(kept)
+        assert at < 10 or len(kept) == 3
 
 
 def test_consecutive_damaged_members_are_one_gap_of_estimated_size(
@@ -158,11 +147,11 @@ def test_consecutive_damaged_members_are_one_gap_of_estimated_size(
     ]
     path = tmp_path / "a.warc.gz"
     path.write_bytes(b"".join(damaged))
-    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
+    (file,) = files_of(path)
     *records, ended = read_file(file, Reading())
     (error,) = rejected(records)
     assert isinstance(ended, Ended)
-    assert (len(kept(records)), error.lost, ended.lost) == (RECORDS - 3, 2, 2)
+    assert (len(texts(records)), error.lost, ended.lost) == (RECORDS - 3, 2, 2)
 
 
 def test_member_is_found_after_a_damaged_one_longer_than_the_buffer(
@@ -173,7 +162,9 @@ def test_member_is_found_after_a_damaged_one_longer_than_the_buffer(
     monkeypatch.setattr(compression, "FEED_BYTES", 64)
     packed = [gzip.compress(part) for part in warc_parts()]
     packed[3] = flipped(packed[3], len(packed[3]) - 6)
-    assert kept(read(tmp_path / "a.warc.gz", b"".join(packed))) == TEXTS[:3] + TEXTS[4:]
+    assert (
+        texts(read(tmp_path / "a.warc.gz", b"".join(packed))) == TEXTS[:3] + TEXTS[4:]
+    )
 
 
 @pytest.mark.parametrize("form", ["warc", "arc"])
@@ -194,9 +185,9 @@ def test_wrong_length_costs_only_its_record(
     records = read(tmp_path / f"a.{form}", b"".join(parts))
     (gap,) = rejected(records)
     if error == 10**9:  # longer than a record may be: the rest is skipped
-        assert (kept(records), gap.lost) == (TEXTS[:20], None)
+        assert (texts(records), gap.lost) == (TEXTS[:20], None)
     else:
-        assert (kept(records), gap.lost) == (TEXTS[:20] + TEXTS[21:], 0)
+        assert (texts(records), gap.lost) == (TEXTS[:20] + TEXTS[21:], 0)
         assert f"at offset {sum(map(len, parts[:at])):,}" in gap.error
 
 
@@ -212,7 +203,7 @@ def test_garbage_between_records_is_one_gap(
     )
     # One line end separates the records of an ARC: without a header after it, the
     # length before it is wrong.
-    assert kept(records) == (TEXTS if form == "warc" else TEXTS[:8] + TEXTS[9:])
+    assert texts(records) == (TEXTS if form == "warc" else TEXTS[:8] + TEXTS[9:])
     (gap,) = rejected(records)
     assert gap.lost == 0
 
@@ -236,7 +227,7 @@ def test_blanks_in_an_arc_url_are_kept(tmp_path: Path, url: str, kind: str) -> N
     ]
     assert json.loads(record.metadata)["url"] == url
     assert json.loads(record.metadata)["date"] == "2008-04-30T20:48:26Z"
-    assert len(kept(records)) == RECORDS + 1
+    assert len(texts(records)) == RECORDS + 1
 
 
 def table() -> pa.Table:
@@ -258,7 +249,7 @@ def test_truncated_arrow_file_yields_its_complete_batches(
     intact = arrow(new)
     third = intact.index(TEXTS[20].encode())
     records = read(tmp_path / "a.arrow", intact[: third + 50])
-    assert kept(records) == TEXTS[:20]
+    assert texts(records) == TEXTS[:20]
     (error,) = rejected(records)
     assert error.lost is None
 
@@ -268,7 +259,7 @@ def test_damaged_arrow_batch_costs_only_its_rows(tmp_path: Path) -> None:
     at = content.index(TEXTS[20].encode()) - 44  # the offsets of the third batch
     content[at : at + 8] = b"\xff" * 8
     records = read(tmp_path / "a.arrow", bytes(content))
-    assert kept(records) == TEXTS[:20] + TEXTS[30:]
+    assert texts(records) == TEXTS[:20] + TEXTS[30:]
     (error,) = rejected(records)
     assert error.lost == 9
 
@@ -296,7 +287,7 @@ def test_damaged_row_group_costs_only_its_rows(
         + bytes(b ^ 0xFF for b in content[at : at + 20])
         + content[at + 20 :],
     )
-    assert kept(records) == TEXTS[:20] + TEXTS[30:]
+    assert texts(records) == TEXTS[:20] + TEXTS[30:]
     (error,) = rejected(records)
     assert error.lost == 9
 
@@ -311,7 +302,7 @@ def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
             starts.append(buffer.tell())
             archive.addfile(member, io.BytesIO(text.encode()))
     records = read(tmp_path / "a.tar", flipped(buffer.getvalue(), starts[20] + 130))
-    assert kept(records) == TEXTS[:20] + TEXTS[21:]
+    assert texts(records) == TEXTS[:20] + TEXTS[21:]
     (error,) = rejected(records)
     assert error.lost == 0
 
@@ -324,7 +315,7 @@ def test_damaged_zip_member_costs_only_itself(tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(buffer.getvalue())) as archive:
         at = archive.infolist()[20].header_offset + 60
     records = read(tmp_path / "a.zip", flipped(buffer.getvalue(), at))
-    assert kept(records) == TEXTS[:20] + TEXTS[21:]
+    assert texts(records) == TEXTS[:20] + TEXTS[21:]
 
 
 BOM_CODECS = ["utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-be"]
@@ -354,13 +345,11 @@ def test_byte_order_mark_is_honoured_in_every_text_format(
     )
     path = tmp_path / name
     path.write_bytes(packed)
-    (file,) = find_files(
-        "s", Source.model_validate({"path": str(path), "extract": "none"})
-    ).files
+    (file,) = files_of(path, extract="none")
     records = list(
         read_records(file, Reading(extract="none") if form == "html" else Reading())
     )
-    assert kept(records) == [content if form in ("txt", "html") else text]
+    assert texts(records) == [content if form in ("txt", "html") else text]
 
 
 def test_text_with_nuls_is_rejected(tmp_path: Path) -> None:
@@ -369,7 +358,7 @@ def test_text_with_nuls_is_rejected(tmp_path: Path) -> None:
         tmp_path / "a.jsonl",
         "".join(json.dumps(line) + "\n" for line in lines).encode(),
     )
-    assert kept(records) == ["good", "fine"]
+    assert texts(records) == ["good", "fine"]
     assert [item.number for item in rejected(records)] == [2]
     (error,) = read(tmp_path / "b.txt", "plain".encode("utf-16-le"))
     assert isinstance(error, Rejected)

@@ -15,11 +15,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from gristmill.core import files
 from gristmill.dataprep.readers.sources import (
     SourceError,
-    find_files,
     listing,
     outside_listing,
 )
 from gristmill.mixtures.schema.sources import Source
+from tests.dataprep.source_files import files_of, find, listed
 
 
 @pytest.fixture
@@ -40,17 +40,12 @@ def tree(tmp_path: Path) -> Path:
 
 
 def names(path: object, **keys: str) -> list[str]:
-    return [
-        entry["path"]
-        for entry in listing("s", Source.model_validate({"path": str(path), **keys}))
-    ]
+    return [entry["path"] for entry in listed(path, **keys)]
 
 
 def test_folder_lists_known_extensions_at_any_depth_in_order(tree: Path) -> None:
     assert names(tree) == ["a/d.jsonl.gz", "a/deep/c.md", "b.txt"]
-    listed_files = find_files(
-        "s", Source.model_validate({"path": str(tree), "format": "auto"})
-    )
+    listed_files = find(tree, format="auto")
     assert [(file.format, file.compression) for file in listed_files.files] == [
         ("jsonl", ".gz"),
         ("text", ""),
@@ -77,16 +72,13 @@ def test_glob_names_are_relative_to_its_fixed_part(tree: Path) -> None:
 
 
 def test_moved_folder_keeps_its_listing(tree: Path, tmp_path: Path) -> None:
-    before = listing("s", Source.model_validate({"path": str(tree)}))
+    before = listed(tree)
     tree.rename(tmp_path / "elsewhere")
-    assert (
-        listing("s", Source.model_validate({"path": str(tmp_path / "elsewhere")}))
-        == before
-    )
+    assert listed(tmp_path / "elsewhere") == before
 
 
 def test_single_file_is_named_without_its_folder(tree: Path) -> None:
-    (entry,) = listing("s", Source.model_validate({"path": str(tree / "b.txt")}))
+    (entry,) = listed(tree / "b.txt")
     assert (entry["path"], entry["size"]) == ("b.txt", 2)
     assert entry["stamp"] == str(os.stat(tree / "b.txt").st_mtime_ns)
 
@@ -103,18 +95,14 @@ def test_verified_listing_has_content_hashes(tree: Path) -> None:
 
 
 def test_glob_with_an_unknown_extension_means_text(tree: Path) -> None:
-    (file,) = find_files(
-        "s", Source.model_validate({"path": str(tree / "*.xyz"), "format": "auto"})
-    ).files
+    (file,) = files_of(tree / "*.xyz", format="auto")
     assert file.format == "text"
 
 
 @pytest.mark.parametrize("path", ["notes.xyz", "*"])
 def test_unknown_extension_is_named(tree: Path, path: str) -> None:
     with pytest.raises(SourceError, match=r"source 'web': .*\.(xyz|png).*format"):
-        find_files(
-            "web", Source.model_validate({"path": str(tree / path), "format": "auto"})
-        )
+        find(tree / path, format="auto", name="web")
 
 
 @pytest.mark.parametrize("path", ["nowhere", "*.parquet", "a/**/*.py"])
@@ -122,7 +110,7 @@ def test_path_without_files_is_an_error_with_source_and_path(
     tree: Path, path: str
 ) -> None:
     with pytest.raises(SourceError) as raised:
-        find_files("web", Source.model_validate({"path": str(tree / path)}))
+        find(tree / path, name="web")
     assert "'web'" in str(raised.value)
     assert str(tree / path) in str(raised.value)
 
@@ -131,9 +119,7 @@ def test_folder_without_matching_files_is_an_error_with_its_contents(
     tree: Path,
 ) -> None:
     with pytest.raises(SourceError, match=r"parquet .*1 \.png"):
-        find_files(
-            "web", Source.model_validate({"path": str(tree), "format": "parquet"})
-        )
+        find(tree, format="parquet", name="web")
 
 
 def test_remote_files_are_listed_like_local_ones() -> None:
@@ -149,12 +135,7 @@ def test_remote_files_are_listed_like_local_ones() -> None:
         == names("memory://listing-test/**/*.txt")
         == ["a/c.txt", "b.txt"]
     )
-    (file,) = find_files(
-        "s",
-        Source.model_validate(
-            {"path": "memory://listing-test/b.txt", "format": "auto"}
-        ),
-    ).files
+    (file,) = files_of("memory://listing-test/b.txt", format="auto")
     assert (file.name, file.size, file.location) == (
         "b.txt",
         3,
@@ -162,9 +143,7 @@ def test_remote_files_are_listed_like_local_ones() -> None:
     )
     assert file.stamp
     with pytest.raises(SourceError, match=r"nowhere\.txt"):
-        find_files(
-            "s", Source.model_validate({"path": "memory://listing-test/nowhere.txt"})
-        )
+        find("memory://listing-test/nowhere.txt")
 
 
 def test_name_of_a_signed_link_has_no_signature(tmp_path: Path) -> None:
@@ -178,7 +157,7 @@ def test_name_of_a_signed_link_has_no_signature(tmp_path: Path) -> None:
         link = (
             f"http://me:hunter2@127.0.0.1:{server.server_port}/a%20b.jsonl?sig=hunter2"
         )
-        (file,) = find_files("s", Source.model_validate({"path": link})).files
+        (file,) = files_of(link)
         server.shutdown()
     assert (file.name, file.format, file.location) == ("a b.jsonl", "jsonl", link)
 
@@ -193,7 +172,7 @@ def test_unreachable_store_is_named_with_the_source(
     with pytest.raises(
         SourceError, match=r"source 's': memory://away/a\.txt .*no route to host"
     ):
-        find_files("s", Source.model_validate({"path": "memory://away/a.txt"}))
+        find("memory://away/a.txt")
     with pytest.raises(
         SourceError, match=r"words: memory://away/a\.txt .*no route to host"
     ):
@@ -206,17 +185,12 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "nowhere.txt").symlink_to(tmp_path / "missing.txt")
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
     for path in (tmp_path, tmp_path / "*.txt"):
-        assert [
-            file.name
-            for file in find_files(
-                "s", Source.model_validate({"path": str(path)})
-            ).files
-        ] == [
+        assert [file.name for file in files_of(path)] == [
             "a.txt",
             "link.txt",
         ]
     with pytest.raises(SourceError, match=r"pipe\.txt"):
-        find_files("s", Source.model_validate({"path": str(tmp_path / "pipe.txt")}))
+        find(tmp_path / "pipe.txt")
 
 
 def test_link_out_of_its_folder_is_an_error_that_names_both(tmp_path: Path) -> None:
@@ -228,22 +202,12 @@ def test_link_out_of_its_folder_is_an_error_that_names_both(tmp_path: Path) -> N
         with pytest.raises(
             SourceError, match=r"source 's': .*corpus/a\.txt .*secret\.txt"
         ):
-            find_files("s", Source.model_validate({"path": str(path)}))
-    assert [
-        file.name
-        for file in find_files(
-            "s", Source.model_validate({"path": str(folder / "a.txt")})
-        ).files
-    ] == ["a.txt"]
+            find(path)
+    assert [file.name for file in files_of(folder / "a.txt")] == ["a.txt"]
     (tmp_path / "current").symlink_to(folder)
     (folder / "a.txt").unlink()
     (folder / "b.txt").write_text("b")
-    assert [
-        file.name
-        for file in find_files(
-            "s", Source.model_validate({"path": str(tmp_path / "current")})
-        ).files
-    ] == ["b.txt"]
+    assert [file.name for file in files_of(tmp_path / "current")] == ["b.txt"]
 
 
 def test_hub_cache_snapshot_can_link_to_its_blobs(tmp_path: Path) -> None:
@@ -252,12 +216,7 @@ def test_hub_cache_snapshot_can_link_to_its_blobs(tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshots" / "4567"
     snapshot.mkdir(parents=True)
     (snapshot / "train.jsonl").symlink_to("../../blobs/0123")
-    assert [
-        file.name
-        for file in find_files(
-            "s", Source.model_validate({"path": str(snapshot)})
-        ).files
-    ] == ["train.jsonl"]
+    assert [file.name for file in files_of(snapshot)] == ["train.jsonl"]
 
 
 def test_store_inside_a_source_is_not_read(tmp_path: Path) -> None:
@@ -271,18 +230,8 @@ def test_store_inside_a_source_is_not_read(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("Words.")
     for path in (tmp_path, tmp_path / "**" / "*.txt"):
-        assert [
-            file.name
-            for file in find_files(
-                "books", Source.model_validate({"path": str(path)})
-            ).files
-        ] == ["a.txt", "deeper/b.txt"]
-    inside = find_files(
-        "books",
-        Source.model_validate(
-            {"path": str(tmp_path / "gristmill-store" / "**" / "*.txt")}
-        ),
-    )
+        assert [file.name for file in files_of(path)] == ["a.txt", "deeper/b.txt"]
+    inside = find(tmp_path / "gristmill-store" / "**" / "*.txt", name="books")
     assert [file.name for file in inside.files] == ["runs/one/c.txt"]
 
 
@@ -295,7 +244,7 @@ def test_store_that_refuses_access_is_not_called_a_missing_file(
     monkeypatch.setattr(MemoryFileSystem, "info", refuse)
     for path in ("memory://shelf/a.jsonl", "memory://shelf", "memory://shelf/*.jsonl"):
         with pytest.raises(SourceError, match="account is locked"):
-            find_files("a", Source.model_validate({"path": path}))
+            find(path, name="a")
 
 
 def test_sources_in_s3_are_listed_with_the_retries_of_this_package(
@@ -314,7 +263,7 @@ def test_sources_in_s3_are_listed_with_the_retries_of_this_package(
     fsspec.register_implementation("s3", s3.S3FileSystem, clobber=True)
     files._use_store.cache_clear()
     with pytest.raises(SourceError):
-        find_files("a", Source.model_validate({"path": "s3://shelf/a.jsonl"}))
+        find("s3://shelf/a.jsonl", name="a")
     assert stores == [s3.S3Files]
 
 
@@ -333,10 +282,10 @@ def test_blob_of_the_hugging_face_cache_is_stamped_with_its_name(
     blob.symlink_to(f"../../blobs/ab/{shared.name}")
     (snapshot / "data" / "a.txt").symlink_to(f"../../../blobs/{sha256}")
     for path in (snapshot, snapshot / "data", snapshot / "data" / "a.txt"):
-        (entry,) = listing("s", Source.model_validate({"path": str(path)}))
+        (entry,) = listed(path)
         assert (entry["size"], entry["stamp"]) == (4, sha256)
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "mine.txt").write_bytes(b"text")
     (tmp_path / "link.txt").symlink_to(tmp_path / "blobs" / "mine.txt")
-    (entry,) = listing("s", Source.model_validate({"path": str(tmp_path / "link.txt")}))
+    (entry,) = listed(tmp_path / "link.txt")
     assert entry["stamp"] == str(os.stat(tmp_path / "blobs" / "mine.txt").st_mtime_ns)

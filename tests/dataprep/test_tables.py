@@ -20,8 +20,7 @@ from gristmill.dataprep.readers.document_shards import Loss
 from gristmill.dataprep.readers.parquet import TableReader, table_rows
 from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
-from gristmill.dataprep.readers.sources import find_files
-from gristmill.mixtures.schema.sources import Source
+from tests.dataprep.source_files import files_of, texts
 
 MakeContext = Callable[..., Context]
 ROWS = 300
@@ -50,12 +49,8 @@ def content(kind: str) -> bytes:
 
 
 def read(path: Path, tables: TableReader, reading: Reading | None = None) -> list[Read]:
-    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
+    (file,) = files_of(path)
     return list(read_file(file, reading or Reading(), tables))
-
-
-def texts(records: list[Read]) -> list[str]:
-    return [record.text for record in records if isinstance(record, Record)]
 
 
 def errors(records: list[Read]) -> list[str]:
@@ -241,9 +236,7 @@ def test_tables_are_read_from_any_store_and_from_feather(tmp_path: Path) -> None
     path = UPath("memory://tables-test/a.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content("parquet"))
-    (file,) = find_files(
-        "s", Source.model_validate({"path": "memory://tables-test/*.parquet"})
-    ).files
+    (file,) = files_of("memory://tables-test/*.parquet")
     assert len(texts(list(read_records(file, Reading())))) == ROWS
     feather.write_feather(pa.table({"text": ["a", "b"]}), str(tmp_path / "a.feather"))
     with TableReader() as tables:

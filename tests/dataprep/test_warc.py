@@ -23,18 +23,11 @@ from gristmill.dataprep.readers.records import (
     Rejected,
     Skipped,
 )
-from gristmill.dataprep.readers.sources import find_files
 from gristmill.dataprep.readers.warc import read_warc, sniff_type
-from gristmill.mixtures.schema.sources import Source
+from tests.dataprep.source_files import files_of, read
 from tests.dataprep.warc_records import http, record
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
-
-
-def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:
-    path.write_bytes(content)
-    (file,) = find_files("s", Source.model_validate({"path": str(path)})).files
-    return list(read_records(file, reading or Reading()))
 
 
 def pages(records: list[Read]) -> list[bytes]:
@@ -344,7 +337,7 @@ def test_xz_and_arc_crawls_are_read_from_folders(tmp_path: Path) -> None:
     (tmp_path / "d.arc.gz").write_bytes(
         b"".join(map(gzip.compress, arc(1, *ARC_RECORDS)))
     )
-    files = find_files("s", Source.model_validate({"path": str(tmp_path)})).files
+    files = files_of(tmp_path)
     assert [file.format for file in files] == ["warc"] * 2
     records_of_file = {file.name: list(read_records(file, Reading())) for file in files}
     assert pages(records_of_file["b.warc.xz"]) == [
@@ -500,7 +493,7 @@ def test_damage_never_raises(
     ],
 )
 def test_real_archives_are_read_completely(name: str, kept: int, skipped: int) -> None:
-    (file,) = find_files("s", Source.model_validate({"path": str(DATA / name)})).files
+    (file,) = files_of(DATA / name)
     records = list(read_records(file, Reading()))
     assert errors(records) == {}
     assert sum(isinstance(item, Page | Record) for item in records) == kept
