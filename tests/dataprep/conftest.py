@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from tests.dataprep.document_shards import (
     WriteIngest,
     write_shards,
 )
+
+if TYPE_CHECKING:
+    from gristmill.dataprep.readers.ingest import IngestSummary
 
 
 @pytest.fixture
@@ -60,6 +63,26 @@ def make_context(tmp_path: Path) -> MakeContext:
         )
 
     return make
+
+
+@pytest.fixture
+def run_ingest(
+    tmp_path: Path, make_context: Callable[..., Context]
+) -> Callable[..., IngestSummary]:
+    """Read sources: (settings, folder or its name below `tmp_path`, **settings of
+    BeamEngine) -> summary.
+    """
+
+    def run(
+        config: dict[str, Any], out: str | Path = "out", **settings: Any
+    ) -> IngestSummary:
+        from gristmill.dataprep.readers import ingest
+
+        folder = tmp_path / out if isinstance(out, str) else out
+        context = make_context(f"{folder.name}-work", **settings)
+        return ingest.run({}, config, folder, context)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from tests.dataprep.source_files import files_of
 from tests.dataprep.warc_records import record
 
 MakeContext = Callable[..., Context]
+RunIngest = Callable[..., ingest.IngestSummary]
 DOCUMENTS = 400
 
 
@@ -150,15 +151,10 @@ def test_stage_fails_if_truncated_files_lose_too_many_records(
 
 @pytest.mark.parametrize("extension", FORMS)
 def test_lost_records_are_estimated_from_intact_files(
-    tmp_path: Path, make_context: MakeContext, extension: str
+    tmp_path: Path, extension: str, run_ingest: RunIngest
 ) -> None:
     folder = write_corpus(tmp_path / "corpus", extension, 0.5)
-    summary = ingest.run(
-        {},
-        configure(folder, max_quarantined=0.5),
-        tmp_path / "out",
-        make_context("work"),
-    )
+    summary = run_ingest(configure(folder, max_quarantined=0.5))
     (damaged,) = summary.damaged
     assert (damaged.source, damaged.file) == ("web", f"2{extension}")
     assert damaged.records + damaged.lost == DOCUMENTS
@@ -167,15 +163,10 @@ def test_lost_records_are_estimated_from_intact_files(
 
 
 @pytest.mark.slow
-def test_intact_files_lose_nothing(tmp_path: Path, make_context: MakeContext) -> None:
+def test_intact_files_lose_nothing(tmp_path: Path, run_ingest: RunIngest) -> None:
     for extension in FORMS:
         folder = write_corpus(tmp_path / extension, extension, 1.0)
-        summary = ingest.run(
-            {},
-            configure(folder),
-            tmp_path / f"out{extension}",
-            make_context(f"work{extension}"),
-        )
+        summary = run_ingest(configure(folder), f"out{extension}")
         assert (summary.lost, summary.damaged, summary.counts["kept"]) == (
             0,
             [],
@@ -184,15 +175,14 @@ def test_intact_files_lose_nothing(tmp_path: Path, make_context: MakeContext) ->
 
 
 def test_workers_and_shards_do_not_change_the_estimate(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     folder = write_corpus(tmp_path / "corpus", ".jsonl.gz", 0.3)
     estimates = [
-        ingest.run(
-            {},
+        run_ingest(
             configure(folder, max_quarantined=0.5, shard_bytes=size),
-            tmp_path / f"out{size}",
-            make_context(f"work{size}", workers=workers),
+            f"out{size}",
+            workers=workers,
         ).damaged
         for size, workers in ((1000, 2), (10_000_000, 1))
     ]
@@ -304,7 +294,7 @@ def test_half_of_a_single_truncated_file_counts_as_lost() -> None:
 
 
 def test_damaged_archive_member_is_estimated_from_the_other_members(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -315,12 +305,7 @@ def test_damaged_archive_member_is_estimated_from_the_other_members(
                 f"{file}.jsonl.gz",
                 content[: len(content) // 10] if file == 1 else content,
             )
-    summary = ingest.run(
-        {},
-        configure(folder, max_quarantined=0.5),
-        tmp_path / "out",
-        make_context("work"),
-    )
+    summary = run_ingest(configure(folder, max_quarantined=0.5))
     (damaged,) = summary.damaged
     assert damaged.file == "a.zip/1.jsonl.gz"
     assert damaged.records + damaged.lost == DOCUMENTS
@@ -335,10 +320,8 @@ def test_unclosed_quote_loses_the_rows_after_it(tmp_path: Path) -> None:
     assert (ended.records, ended.lost) == (61, 39)
 
 
-def test_unusable_header_loses_all_rows(
-    tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_unusable_header_loses_all_rows(tmp_path: Path, run_ingest: RunIngest) -> None:
     folder = write_corpus(tmp_path / "corpus", ".csv", 1.0)
     (folder / "2.csv").write_bytes(b"text,text\n" + csv(2).partition(b"\n")[2])
     with pytest.raises(QuarantineError, match=f"{DOCUMENTS} .*lost"):
-        ingest.run({}, configure(folder), tmp_path / "out", make_context("work"))
+        run_ingest(configure(folder))

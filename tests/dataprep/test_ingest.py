@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import QuarantineError, check_conservation
 from gristmill.dataprep.documents import document_id, read_table, shard_names
 from gristmill.dataprep.readers import document_shards as sharding
@@ -23,7 +22,7 @@ from gristmill.dataprep.readers.sources import SourceError, listing
 from gristmill.mixtures.schema.sources import Source
 from tests.dataprep.document_shards import file_contents
 
-MakeContext = Callable[..., Context]
+RunIngest = Callable[..., ingest.IngestSummary]
 
 
 @pytest.fixture
@@ -70,10 +69,10 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 
 def test_every_record_is_kept_or_quarantined_with_its_place(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
+    corpus: Path, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     out = tmp_path / "out"
-    summary = ingest.run({}, configure(corpus), out, make_context("work"))
+    summary = run_ingest(configure(corpus), out)
     counts = summary.counts
     # 42 text files; 300 lines; 31 lines of a file that lacks only its last checksum,
     # which counts as one bad record.
@@ -111,10 +110,10 @@ def test_every_record_is_kept_or_quarantined_with_its_place(
 
 
 def test_shards_are_bounded_and_hold_one_source(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
+    corpus: Path, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     out = tmp_path / "out"
-    ingest.run({}, configure(corpus), out, make_context("work"))
+    run_ingest(configure(corpus), out)
     tables = {
         shard: read_table(out / shard, ["source", "text"]).to_pylist()
         for shard in shard_names(out)
@@ -127,15 +126,10 @@ def test_shards_are_bounded_and_hold_one_source(
 
 
 def test_workers_and_listing_order_do_not_change_a_byte(
-    corpus: Path,
-    tmp_path: Path,
-    make_context: MakeContext,
-    monkeypatch: pytest.MonkeyPatch,
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_ingest: RunIngest
 ) -> None:
     first_out, second_out = tmp_path / "once", tmp_path / "again"
-    first = ingest.run(
-        {}, configure(corpus), first_out, make_context("work1", workers=1)
-    )
+    first = run_ingest(configure(corpus), first_out, workers=1)
     original = sources.find
 
     def shuffled(path: str) -> Any:
@@ -143,21 +137,16 @@ def test_workers_and_listing_order_do_not_change_a_byte(
         return kind, random.Random(5).sample(files, len(files))
 
     monkeypatch.setattr(sources, "find", shuffled)
-    second = ingest.run(
-        {}, configure(corpus), second_out, make_context("work2", workers=2)
-    )
+    second = run_ingest(configure(corpus), second_out, workers=2)
     assert file_contents(first_out) == file_contents(second_out)
     assert first == second
 
 
 def test_resumed_run_writes_the_same_bytes(
-    corpus: Path,
-    tmp_path: Path,
-    make_context: MakeContext,
-    monkeypatch: pytest.MonkeyPatch,
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_ingest: RunIngest
 ) -> None:
     undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
-    expected = ingest.run({}, configure(corpus), undisturbed, make_context("work1"))
+    expected = run_ingest(configure(corpus), undisturbed)
     original, written = sharding.write_table, []
 
     def failing(path: Path, table: Any) -> None:
@@ -169,10 +158,10 @@ def test_resumed_run_writes_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(sharding, "write_table", failing)
         with pytest.raises(Exception, match="No space left"):
-            ingest.run({}, configure(corpus), out, make_context("work2"))
+            run_ingest(configure(corpus), out)
     finished = {path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")}
     assert finished
-    assert ingest.run({}, configure(corpus), out, make_context("work2")) == expected
+    assert run_ingest(configure(corpus), out) == expected
     assert file_contents(out) == file_contents(undisturbed)
     assert {
         path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")
@@ -180,22 +169,22 @@ def test_resumed_run_writes_the_same_bytes(
 
 
 def test_limit_takes_the_first_documents_of_the_listing(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
+    corpus: Path, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     config = configure(corpus)
     config["sources"] = {"prose": {"path": str(corpus / "text"), "limit": 7}}
-    ingest.run({}, config, tmp_path / "out", make_context("work", workers=2))
+    run_ingest(config, workers=2)
     assert [row["locator"] for row in rows(tmp_path / "out")] == [
         f"{number:02d}.txt" for number in range(7)
     ]
 
 
 def test_limit_counts_documents_and_can_end_within_a_file(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
+    corpus: Path, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     config = configure(corpus)
     config["sources"] = {"web": {"path": str(corpus / "big.jsonl"), "limit": 12}}
-    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    summary = run_ingest(config)
     assert [row["locator"] for row in rows(tmp_path / "out")] == [
         f"big.jsonl#{number}" for number in (*range(1, 11), 12, 13)
     ]
@@ -203,15 +192,10 @@ def test_limit_counts_documents_and_can_end_within_a_file(
 
 
 def test_quarantine_above_the_limit_fails_the_stage_and_names_the_tables(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
+    corpus: Path, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     with pytest.raises(QuarantineError, match=r"5 of 374 .*268 ") as raised:
-        ingest.run(
-            {},
-            configure(corpus, max_quarantined=0.01),
-            tmp_path / "out",
-            make_context("work"),
-        )
+        run_ingest(configure(corpus, max_quarantined=0.01))
     assert f"`error` of {tmp_path / 'out' / 'quarantine'}/*.parq" in str(raised.value)
     assert list((tmp_path / "out" / "quarantine").glob("*.parquet"))
 
@@ -224,13 +208,11 @@ REPEATING = [
 
 
 def test_repeated_record_is_dropped_and_counted(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
     source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key"}
-    summary = ingest.run(
-        {}, {"sources": {"web": source}}, tmp_path / "out", make_context("work")
-    )
+    summary = run_ingest({"sources": {"web": source}})
     assert [(row["locator"], row["text"]) for row in rows(tmp_path / "out")] == [
         ("1", "same"),
         ("1", "other"),
@@ -259,18 +241,16 @@ def test_repeated_record_is_dropped_and_counted(
 
 
 def test_repeated_record_is_an_error_with_on_repeat_fail(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
     source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key", "on_repeat": "fail"}
     with pytest.raises(DuplicateIdError, match=r"source 'web': 1 records .*'1'"):
-        ingest.run(
-            {}, {"sources": {"web": source}}, tmp_path / "out", make_context("work")
-        )
+        run_ingest({"sources": {"web": source}})
 
 
 def test_kept_repeat_depends_on_the_listing_alone(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     rng = random.Random(5)
     folder = tmp_path / "corpus"
@@ -296,8 +276,8 @@ def test_kept_repeat_depends_on_the_listing_alone(
         "ingest": {"shard_bytes": 3000},
     }
     first_out, second_out = tmp_path / "once", tmp_path / "again"
-    first = ingest.run({}, config, first_out, make_context("work1", workers=1))
-    second = ingest.run({}, config, second_out, make_context("work2", workers=2))
+    first = run_ingest(config, first_out, workers=1)
+    second = run_ingest(config, second_out, workers=2)
     assert file_contents(first_out) == file_contents(second_out)
     assert first == second
     assert [
@@ -309,7 +289,7 @@ def test_kept_repeat_depends_on_the_listing_alone(
 
 
 def test_resumed_dropping_of_repeats_writes_the_same_bytes(
-    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_ingest: RunIngest
 ) -> None:
     for file in range(3):
         (tmp_path / f"{file}.jsonl").write_text(
@@ -322,7 +302,7 @@ def test_resumed_dropping_of_repeats_writes_the_same_bytes(
         "sources": {"web": {"path": str(tmp_path / "*.jsonl"), "id_field": "key"}},
         "ingest": {"shard_bytes": 2000},
     }
-    expected = ingest.run({}, config, tmp_path / "undisturbed", make_context("work1"))
+    expected = run_ingest(config, "undisturbed")
     original, written = duplicate_records.write_table, []
 
     def failing(path: Path, table: Any) -> None:
@@ -334,28 +314,26 @@ def test_resumed_dropping_of_repeats_writes_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(duplicate_records, "write_table", failing)
         with pytest.raises(OSError, match="No space left"):
-            ingest.run({}, config, tmp_path / "out", make_context("work2"))
-    assert ingest.run({}, config, tmp_path / "out", make_context("work2")) == expected
+            run_ingest(config)
+    assert run_ingest(config) == expected
     assert file_contents(tmp_path / "out") == file_contents(tmp_path / "undisturbed")
 
 
 def test_file_changed_since_the_plan_is_an_error(
-    corpus: Path, tmp_path: Path, make_context: MakeContext
+    corpus: Path, run_ingest: RunIngest
 ) -> None:
     config = configure(corpus)
     for name, source in config["sources"].items():
         source["listing"] = listing(name, Source.model_validate(source))
-    ingest.run({}, config, tmp_path / "out", make_context("work"))
+    run_ingest(config)
     (corpus / "text" / "03.txt").write_text("changed")
     with pytest.raises(
         ingest.ChangedInputError, match=r"source 'prose': 1 files .*03\.txt"
     ):
-        ingest.run({}, config, tmp_path / "out2", make_context("work2"))
+        run_ingest(config, "out2")
 
 
-def test_remote_sources_and_outputs_are_read_and_written(
-    tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_remote_sources_and_outputs_are_read_and_written(run_ingest: RunIngest) -> None:
     from upath import UPath
 
     path = UPath("memory://ingest-test/in/a.jsonl.gz")
@@ -363,12 +341,12 @@ def test_remote_sources_and_outputs_are_read_and_written(
     path.write_bytes(gzip.compress(b'{"text": "far away"}\n'))
     config = {"sources": {"web": {"path": "memory://ingest-test/in/*.gz"}}}
     out = UPath("memory://ingest-test/out")
-    ingest.run({}, config, out, make_context("work"))
+    run_ingest(config, out)
     assert [row["text"] for row in rows(out)] == ["far away"]
 
 
 def test_summary_lists_at_most_twenty_quarantined_records(
-    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_ingest: RunIngest
 ) -> None:
     monkeypatch.setattr(sharding, "MAX_QUARANTINE_ROWS", 8)
     lines = ["bad"] * 30 + ['{"text": "good"}'] * 30
@@ -377,7 +355,7 @@ def test_summary_lists_at_most_twenty_quarantined_records(
         "sources": {"web": {"path": str(tmp_path / "a.jsonl")}},
         "ingest": {"max_quarantined": 0.5},
     }
-    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    summary = run_ingest(config)
     assert [row["record"] for row in summary.quarantined] == list(range(1, 21))
     bad = [
         row["record"]
@@ -392,24 +370,21 @@ def test_summary_lists_at_most_twenty_quarantined_records(
     [("", "no records"), ("{}\n[]\n", r"2 of 2 .*a\.jsonl, record 1: .*'text'")],
 )
 def test_source_without_documents_is_an_error_with_the_first_reason(
-    content: str, facts: str, tmp_path: Path, make_context: MakeContext
+    content: str, facts: str, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     (tmp_path / "a.jsonl").write_text(content)
     path = re.escape(str(tmp_path / "a.jsonl"))
     with pytest.raises(SourceError, match=f"source 'web': .*{path}.*{facts}"):
-        ingest.run(
-            {},
+        run_ingest(
             {
                 "sources": {"web": {"path": str(tmp_path / "a.jsonl")}},
                 "ingest": {"max_quarantined": 1.0},
-            },
-            tmp_path / "out",
-            make_context("work"),
+            }
         )
 
 
 def test_bad_bytes_are_replaced_or_quarantined(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     text = b"The mill grinds what the river brings. " * 9
     folder = tmp_path / "corpus"
@@ -426,7 +401,7 @@ def test_bad_bytes_are_replaced_or_quarantined(
         "sources": {"web": {"path": str(folder)}},
         "ingest": {"max_quarantined": 1.0},
     }
-    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    summary = run_ingest(config)
     assert summary.sources["web"].replaced == {"records": 4, "places": 5}
     assert [
         row["locator"] for row in rows(tmp_path / "out") if row["text"].count("\ufffd")
@@ -442,13 +417,13 @@ def test_bad_bytes_are_replaced_or_quarantined(
         r"source 'web': 4 records .*\b5 .*U\+FFFD.*`encoding_errors: strict`", warning
     )
     config["sources"]["web"]["encoding_errors"] = "strict"
-    summary = ingest.run({}, config, tmp_path / "strict", make_context("work2"))
+    summary = run_ingest(config, "strict")
     assert (summary.counts["kept"], summary.counts["quarantined"]) == (2, 6)
     assert summary.sources["web"].replaced == {"records": 0, "places": 0}
 
 
 def test_oversized_document_is_quarantined_in_every_format(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     fits, beyond = "é" * 500, "é" * 501  # two bytes each
     folder = tmp_path / "corpus"
@@ -467,7 +442,7 @@ def test_oversized_document_is_quarantined_in_every_format(
         "ingest": {"max_document_bytes": 1000, "max_quarantined": 1.0},
     }
     out = tmp_path / "out"
-    summary = ingest.run({}, config, out, make_context("work"))
+    summary = run_ingest(config, out)
     check_conservation(summary.counts, "ingest")
     assert sorted(row["locator"] for row in rows(out)) == [
         "b.jsonl#1",
@@ -508,7 +483,7 @@ def test_oversized_document_is_quarantined_in_every_format(
 
 
 def test_small_json_is_read_by_threads_and_anything_else_by_processes(
-    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_ingest: RunIngest
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "a.txt").write_text("a")
@@ -529,10 +504,5 @@ def test_small_json_is_read_by_threads_and_anything_else_by_processes(
     for number, (name, workers, most, keys) in enumerate(cases):
         monkeypatch.setattr(ingest, "THREAD_BYTES", most)
         config = {"sources": {"s": {"path": str(tmp_path / name), **keys}}}
-        ingest.run(
-            {},
-            config,
-            tmp_path / str(number),
-            make_context(f"work{number}", workers=workers),
-        )
+        run_ingest(config, str(number), workers=workers)
     assert held == [False, True, True, True, True]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.readers import ingest, sources
 from gristmill.dataprep.readers.duplicate_records import DuplicateIdError
@@ -21,7 +20,7 @@ from gristmill.mixtures.schema.sources import Ingest, Source
 from tests.dataprep.document_shards import file_contents
 from tests.dataprep.warc_records import http, record
 
-MakeContext = Callable[..., Context]
+RunIngest = Callable[..., ingest.IngestSummary]
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -62,14 +61,14 @@ def web(tmp_path: Path) -> Path:
 
 
 def test_crawl_records_are_kept_dropped_quarantined_or_skipped(
-    web: Path, tmp_path: Path, make_context: MakeContext
+    web: Path, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     out = tmp_path / "out"
     config = {
         "sources": {"web": {"path": str(web)}},
         "ingest": {"max_quarantined": 0.5},
     }
-    summary = ingest.run({}, config, out, make_context("work"))
+    summary = run_ingest(config, out)
     counts = summary.counts
     assert (counts["read"], counts["kept"], counts["quarantined"]) == (23, 20, 2)
     assert (
@@ -113,22 +112,20 @@ def test_crawl_records_are_kept_dropped_quarantined_or_skipped(
 
 
 def test_workers_do_not_change_the_extracted_bytes(
-    web: Path, tmp_path: Path, make_context: MakeContext
+    web: Path, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     config = {
         "sources": {"web": {"path": str(web)}},
         "ingest": {"max_quarantined": 0.5, "shard_bytes": 2000},
     }
-    first = ingest.run({}, config, tmp_path / "once", make_context("work1", workers=1))
-    second = ingest.run(
-        {}, config, tmp_path / "again", make_context("work2", workers=2)
-    )
+    first = run_ingest(config, "once", workers=1)
+    second = run_ingest(config, "again", workers=2)
     assert file_contents(tmp_path / "once") == file_contents(tmp_path / "again")
     assert first == second
 
 
 def test_mostly_skipped_source_is_warned_about(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     errors = [
         record("response", http(b"x", "404 Not Found"), number) for number in range(5)
@@ -137,26 +134,24 @@ def test_mostly_skipped_source_is_warned_about(
     good = [record("response", http(html(number)), 10 + number) for number in range(4)]
     (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors]))
     config = {"sources": {"web": {"path": str(tmp_path / "a.warc")}}}
-    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    summary = run_ingest(config)
     (warning,) = summary.warnings
     assert warning.startswith("source 'web': 5 of 9 ")
     assert "HTTP status 404 (5)" in warning
     (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors[:4]]))
-    summary = ingest.run({}, config, tmp_path / "out2", make_context("work2"))
+    summary = run_ingest(config, "out2")
     assert summary.warnings == []
 
 
-def test_limit_holds_for_pages_read_ahead(
-    web: Path, tmp_path: Path, make_context: MakeContext
-) -> None:
+def test_limit_holds_for_pages_read_ahead(web: Path, run_ingest: RunIngest) -> None:
     config = {"sources": {"web": {"path": str(web), "limit": 3}}}
-    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    summary = run_ingest(config)
     assert summary.counts["read"] == summary.counts["kept"] == 3
     assert summary.skipped == {"request record": 3, "warcinfo record": 1}
 
 
 def test_html_field_is_extracted_if_an_extractor_is_named(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     lines = [
         {"page": {"html": html(n).decode(), "url": f"u{n}"}, "n": n} for n in range(2)
@@ -167,16 +162,9 @@ def test_html_field_is_extracted_if_an_extractor_is_named(
         "text_field": "page.html",
         "id_field": "page.url",
     }
-    ingest.run(
-        {}, {"sources": {"web": source}}, tmp_path / "raw", make_context("work1")
-    )
+    run_ingest({"sources": {"web": source}}, "raw")
     assert rows(tmp_path / "raw")[1]["text"] == html(1).decode()
-    ingest.run(
-        {},
-        {"sources": {"web": {**source, "extract": "trafilatura"}}},
-        tmp_path / "out",
-        make_context("work2"),
-    )
+    run_ingest({"sources": {"web": {**source, "extract": "trafilatura"}}})
     (_, second) = rows(tmp_path / "out")
     assert (
         second["text"]
@@ -187,18 +175,13 @@ def test_html_field_is_extracted_if_an_extractor_is_named(
 
 
 def test_crawl_without_documents_is_an_error_with_its_counts(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     (tmp_path / "a.warc").write_bytes(
         record("metadata", b"x") + record("response", http(b"<html></html>"))
     )
     with pytest.raises(SourceError, match=r"1 pages .*1 x metadata record"):
-        ingest.run(
-            {},
-            {"sources": {"web": {"path": str(tmp_path / "a.warc")}}},
-            tmp_path / "out",
-            make_context("work"),
-        )
+        run_ingest({"sources": {"web": {"path": str(tmp_path / "a.warc")}}})
 
 
 GOOD_AND_BAD = {
@@ -286,7 +269,7 @@ def test_any_mixture_of_good_and_bad_records_is_accounted_for(
         )
 
 
-def test_crawl_is_read_from_any_store(make_context: MakeContext) -> None:
+def test_crawl_is_read_from_any_store(run_ingest: RunIngest) -> None:
     from upath import UPath
 
     root = UPath("memory://crawl-test")
@@ -294,11 +277,8 @@ def test_crawl_is_read_from_any_store(make_context: MakeContext) -> None:
     for number in range(2):
         packed = gzip.compress(record("response", http(html(number)), number))
         (root / "in" / f"{number}.warc.gz").write_bytes(packed)
-    summary = ingest.run(
-        {},
-        {"sources": {"web": {"path": f"{root}/in/*.warc.gz"}}},
-        root / "out",
-        make_context("work"),
+    summary = run_ingest(
+        {"sources": {"web": {"path": f"{root}/in/*.warc.gz"}}}, root / "out"
     )
     assert summary.counts["kept"] == 2
     assert [row["text"].partition(" tells")[0] for row in rows(root / "out")] == [
@@ -308,23 +288,16 @@ def test_crawl_is_read_from_any_store(make_context: MakeContext) -> None:
 
 
 def test_crawl_listed_twice_is_read_once_or_rejected(
-    tmp_path: Path, make_context: MakeContext
+    tmp_path: Path, run_ingest: RunIngest
 ) -> None:
     content = record("response", http(html(1)), 1)
     (tmp_path / "a.warc").write_bytes(content)
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(content))
     source = {"path": str(tmp_path / "a.warc*")}
-    summary = ingest.run(
-        {}, {"sources": {"web": source}}, tmp_path / "out", make_context("work")
-    )
+    summary = run_ingest({"sources": {"web": source}})
     assert (summary.counts["kept"], summary.counts["dropped"]) == (
         1,
         {"ingest/repeated": 1},
     )
     with pytest.raises(DuplicateIdError, match=r"1 records .*a\.example/#.*WARC"):
-        ingest.run(
-            {},
-            {"sources": {"web": {**source, "on_repeat": "fail"}}},
-            tmp_path / "out2",
-            make_context("work2"),
-        )
+        run_ingest({"sources": {"web": {**source, "on_repeat": "fail"}}}, "out2")

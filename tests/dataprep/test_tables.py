@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.core.stage_context import Context
 from gristmill.dataprep.readers import compression, guarded, ingest
 from gristmill.dataprep.readers.document_shards import Loss
 from gristmill.dataprep.readers.parquet import TableReader, table_rows
@@ -22,7 +21,7 @@ from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
 from tests.dataprep.source_files import files_of, texts
 
-MakeContext = Callable[..., Context]
+RunIngest = Callable[..., ingest.IngestSummary]
 ROWS = 300
 SEED = int(os.environ.get("GRISTMILL_TEST_SEED", "7"))
 
@@ -125,10 +124,10 @@ def crashing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> No
 )
 def test_file_that_ends_its_reader_is_lost_alone(
     tmp_path: Path,
-    make_context: MakeContext,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
     error: str,
+    run_ingest: RunIngest,
 ) -> None:
     crashing(monkeypatch, tmp_path, number)
     folder = tmp_path / "corpus"
@@ -139,7 +138,7 @@ def test_file_that_ends_its_reader_is_lost_alone(
         "sources": {"web": {"path": str(folder)}},
         "ingest": {"max_quarantined": 0.5},
     }
-    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    summary = run_ingest(config)
     assert summary.counts["kept"] == 2 * ROWS
     (damage,) = summary.damaged
     assert error in damage.error
