@@ -9,7 +9,12 @@ sort does not branch (Knuth, The Art of Computer Programming, volume 3, section 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from gristmill.dataprep.text.kernels import Bytes, Offsets, inner_kernel, kernel
 
@@ -64,38 +69,35 @@ def splitmix64(value: np.uint64) -> np.uint64:
     return value ^ (value >> np.uint64(31))
 
 
-@inner_kernel
-def load64(data: Bytes, at: int) -> np.uint64:
-    """Eight bytes as a little-endian number.
+def _pointer_to_64(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, arguments[0])
+    place = builder.gep(array.data, [arguments[1]])
+    return builder.bitcast(place, ir.IntType(64).as_pointer())
 
-    Compiles to one load, but only with an unsigned index: a signed one may count from
-    the end.
+
+@intrinsic
+def load64(typing: Any, data: Any, at: Any) -> Any:
+    """Eight bytes of a contiguous array as a little-endian number, from a position
+    on.
     """
-    place = np.uint64(at)
-    return (
-        np.uint64(data[place])
-        | np.uint64(data[place + np.uint64(1)]) << np.uint64(8)
-        | np.uint64(data[place + np.uint64(2)]) << np.uint64(16)
-        | np.uint64(data[place + np.uint64(3)]) << np.uint64(24)
-        | np.uint64(data[place + np.uint64(4)]) << np.uint64(32)
-        | np.uint64(data[place + np.uint64(5)]) << np.uint64(40)
-        | np.uint64(data[place + np.uint64(6)]) << np.uint64(48)
-        | np.uint64(data[place + np.uint64(7)]) << np.uint64(56)
-    )
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer_to_64(context, builder, signature, arguments)
+        return builder.load(place, align=1)
+
+    return types.uint64(data, types.int64), generate
 
 
-@inner_kernel
-def store64(data: Bytes, at: int, value: np.uint64) -> None:
-    """Write eight bytes, lowest first; compiles to one store."""
-    place = np.uint64(at)
-    data[place] = np.uint8(value)
-    data[place + np.uint64(1)] = np.uint8(value >> np.uint64(8))
-    data[place + np.uint64(2)] = np.uint8(value >> np.uint64(16))
-    data[place + np.uint64(3)] = np.uint8(value >> np.uint64(24))
-    data[place + np.uint64(4)] = np.uint8(value >> np.uint64(32))
-    data[place + np.uint64(5)] = np.uint8(value >> np.uint64(40))
-    data[place + np.uint64(6)] = np.uint8(value >> np.uint64(48))
-    data[place + np.uint64(7)] = np.uint8(value >> np.uint64(56))
+@intrinsic
+def store64(typing: Any, data: Any, at: Any, value: Any) -> Any:
+    """Write eight bytes of a contiguous array, lowest first."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer_to_64(context, builder, signature, arguments)
+        builder.store(arguments[2], place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64, types.uint64), generate
 
 
 @inner_kernel
