@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.dataprep.readers.pythondocs import ListedFile
 from gristmill.dataprep.readers.readers import read_records
-from gristmill.dataprep.readers.records import Read, Reading, Record
+from gristmill.dataprep.readers.records import Read, Reading, Record, Rejected
 from gristmill.dataprep.readers.sources import (
     SourceFile,
     SourceListing,
@@ -45,3 +45,8 @@ def read(
 def texts(records: Iterable[Read]) -> list[str]:
     """Texts of the documents among some records."""
     return [record.text for record in records if isinstance(record, Record)]
+
+
+def errors(records: Iterable[Read]) -> dict[int, str]:
+    """Errors of the rejected ones among some records, by their numbers."""
+    return {item.number: item.error for item in records if isinstance(item, Rejected)}

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.readers import compression
-from gristmill.dataprep.readers.records import Dropped, Read, Reading, Record, Rejected
-from tests.dataprep.source_files import read, texts
-
-
-def errors(records: list[Read]) -> dict[int, str]:
-    return {
-        record.number: record.error
-        for record in records
-        if isinstance(record, Rejected)
-    }
+from gristmill.dataprep.readers.records import Dropped, Reading, Record, Rejected
+from tests.dataprep.source_files import errors, read, texts
 
 
 def test_header_names_the_columns_and_quoted_fields_hold_anything(
@@ -51,12 +43,6 @@ def test_bad_rows_are_quarantined_alone(tmp_path: Path) -> None:
     for number, fact in facts.items():
         assert fact in errors(records)[number]
     assert Dropped(6, "extract/empty", "a.csv#6") in records
-
-
-def test_unclosed_quote_is_one_quarantined_record(tmp_path: Path) -> None:
-    records = read(tmp_path / "a.csv", b'text\na\n"b\nc\nd\n')
-    assert texts(records) == ["a"]
-    assert list(errors(records)) == [2]
 
 
 def test_unusable_header_rejects_the_file(tmp_path: Path) -> None:

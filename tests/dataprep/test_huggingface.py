@@ -12,13 +12,13 @@ import pytest
 
 from gristmill.dataprep.readers.dataset_hf import NoSplitError, data_files
 from gristmill.dataprep.readers.readers import read_records
-from gristmill.dataprep.readers.records import Reading, Record, Rejected
+from gristmill.dataprep.readers.records import Reading, Record
 from gristmill.dataprep.readers.sources import (
     DatasetFolder,
     SourceError,
     StoredFile,
 )
-from tests.dataprep.source_files import files_of, find, texts
+from tests.dataprep.source_files import files_of, find
 
 
 def folder_of(files: Mapping[str, str]) -> DatasetFolder:
@@ -204,31 +204,3 @@ def test_dataset_is_read_from_any_store() -> None:
     (record,) = read_records(files[0], Reading())
     assert isinstance(record, Record)
     assert record.text == "far"
-
-
-def test_damaged_arrow_file_yields_the_rows_before_the_damage(tmp_path: Path) -> None:
-    save_to_disk(tmp_path / "set", [f"text {n}" for n in range(8)], 1)
-    path = tmp_path / "set/data-00000-of-00001.arrow"
-    content = path.read_bytes()
-    third = content.find(b"text 4")
-    path.write_bytes(content[:third])
-    (file,) = files_of(path)
-    records = list(read_records(file, Reading()))
-    assert texts(records) == [f"text {n}" for n in range(4)]
-    assert isinstance(records[-1], Rejected)
-    assert records[-1].number == 5
-    assert "Arrow" in records[-1].error
-
-
-def test_arrow_file_format_is_read(tmp_path: Path) -> None:
-    table = pa.table({"text": ["a", "b"], "n": [1, 2]})
-    with (
-        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
-        pa.ipc.new_file(sink, table.schema) as writer,
-    ):
-        writer.write_table(table)
-    (file,) = files_of(tmp_path / "a.arrow")
-    assert list(read_records(file, Reading())) == [
-        Record(1, "a.arrow#1", "a", '{"n": 1}'),
-        Record(2, "a.arrow#2", "b", '{"n": 2}'),
-    ]

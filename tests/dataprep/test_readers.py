@@ -22,7 +22,7 @@ from gristmill.dataprep.readers.records import (
     Record,
     Rejected,
 )
-from tests.dataprep.source_files import files_of, texts
+from tests.dataprep.source_files import errors, files_of, texts
 
 COMPRESS = {
     "": bytes,
@@ -40,14 +40,6 @@ def read(path: Path, reading: Reading | None = None, **keys: str) -> list[Read]:
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
-
-
-def errors(records: list[Read]) -> dict[int, str]:
-    return {
-        record.number: record.error
-        for record in records
-        if isinstance(record, Rejected)
-    }
 
 
 @pytest.mark.parametrize("extension", COMPRESS)
@@ -252,38 +244,6 @@ def test_parquet_rows_are_records(tmp_path: Path) -> None:
     assert records[0] == Record(1, "a.parquet#1", "a", '{"n": 1}')
     assert texts(records) == ["a", "d"]
     assert [item.number for item in records if isinstance(item, Dropped)] == [2, 3]
-
-
-def test_parquet_row_that_is_not_utf8_is_rejected_alone(tmp_path: Path) -> None:
-    raw = pa.array([b"a", b"\xff\xfe", b"c"])
-    column = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
-    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    records = read(tmp_path / "a.parquet")
-    assert texts(records) == ["a", "c"]
-    assert list(errors(records)) == [2]
-    assert "UTF-8: byte 0xff at position 0" in errors(records)[2]
-
-
-def test_damaged_parquet_loses_only_the_damaged_row_group(tmp_path: Path) -> None:
-    pq.write_table(
-        pa.table({"text": [f"{n} " * 50 for n in range(4000)]}),
-        tmp_path / "a.parquet",
-        row_group_size=1000,
-    )
-    content = bytearray((tmp_path / "a.parquet").read_bytes())
-    (rejected,) = read(write(tmp_path / "cut.parquet", bytes(content[:-100])))
-    assert isinstance(rejected, Rejected)
-    assert rejected.number == 1
-    middle = (
-        pq.ParquetFile(tmp_path / "a.parquet")
-        .metadata.row_group(2)
-        .column(0)
-        .data_page_offset
-    )
-    content[middle : middle + 200] = b"\xff" * 200
-    records = read(write(tmp_path / "b.parquet", bytes(content)))
-    assert texts(records) == [f"{n} " * 50 for n in (*range(2000), *range(3000, 4000))]
-    assert list(errors(records)) == [2001]
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:

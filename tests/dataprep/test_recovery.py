@@ -7,8 +7,6 @@ import gzip
 import io
 import json
 import lzma
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.readers import read_file, read_records
 from gristmill.dataprep.readers.records import Ended, Read, Reading, Record, Rejected
 from tests.dataprep.source_files import files_of, read, texts
-from tests.dataprep.warc_records import http, record
+from tests.dataprep.warc_records import arc, http, record
 
 RECORDS = 40
 TEXTS = [
@@ -48,20 +46,14 @@ def warc_parts() -> list[bytes]:
 
 
 def arc_parts() -> list[bytes]:
-    names = b"1 0 InternetArchive\nURL IP-address Archive-date Content-type Archive-length\n"
-    parts = [
-        f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain {len(names)}\n".encode()
-        + names
-        + b"\n"
-    ]
-    for number, text in enumerate(TEXTS):
-        block = http(text.encode(), content_type="text/plain")
-        about = (
-            f"http://a.example/{number} 192.0.2.1 20080430204826 text/plain "
-            f"{len(block)}\n"
-        )
-        parts.append(about.encode() + block + b"\n")
-    return parts
+    blocks = (http(text.encode(), content_type="text/plain") for text in TEXTS)
+    return arc(
+        1,
+        *(
+            (f"http://a.example/{number}", "text/plain", block)
+            for number, block in enumerate(blocks)
+        ),
+    )
 
 
 def jsonl_parts() -> list[bytes]:
@@ -290,32 +282,6 @@ def test_damaged_row_group_costs_only_its_rows(
     assert texts(records) == TEXTS[:20] + TEXTS[30:]
     (error,) = rejected(records)
     assert error.lost == 9
-
-
-def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    starts = []
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for number, text in enumerate(TEXTS):
-            member = tarfile.TarInfo(f"{number:02d}.txt")
-            member.size = len(text)
-            starts.append(buffer.tell())
-            archive.addfile(member, io.BytesIO(text.encode()))
-    records = read(tmp_path / "a.tar", flipped(buffer.getvalue(), starts[20] + 130))
-    assert texts(records) == TEXTS[:20] + TEXTS[21:]
-    (error,) = rejected(records)
-    assert error.lost == 0
-
-
-def test_damaged_zip_member_costs_only_itself(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, text in enumerate(TEXTS):
-            archive.writestr(f"{number:02d}.txt", text)
-    with zipfile.ZipFile(io.BytesIO(buffer.getvalue())) as archive:
-        at = archive.infolist()[20].header_offset + 60
-    records = read(tmp_path / "a.zip", flipped(buffer.getvalue(), at))
-    assert texts(records) == TEXTS[:20] + TEXTS[21:]
 
 
 BOM_CODECS = ["utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-be"]

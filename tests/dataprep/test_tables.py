@@ -176,21 +176,6 @@ def test_oversized_row_is_rejected_alone(
     assert all("1 MiB" in error for error in errors(records))
 
 
-def test_lost_rows_follow_from_the_footer(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    path.write_bytes(content("parquet"))
-    damaged = bytearray(path.read_bytes())
-    page = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
-    damaged[page : page + 50] = b"\xff" * 50
-    path.write_bytes(bytes(damaged))
-    with TableReader() as tables:
-        records = read(path, tables)
-    (ended,) = [item for item in records if isinstance(item, Ended)]
-    assert ended.error
-    assert ended.lost is not None
-    assert (len(texts(records)) >= 100, ended.records + ended.lost) == (True, ROWS)
-
-
 def test_rows_that_are_not_utf8_are_repaired_or_rejected_alone(tmp_path: Path) -> None:
     long = b"The mill grinds. " * 20
     raw = pa.array([b"a", long + b"\xff", b"bad \xff", b"d"])

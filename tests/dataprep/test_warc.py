@@ -24,18 +24,14 @@ from gristmill.dataprep.readers.records import (
     Skipped,
 )
 from gristmill.dataprep.readers.warc import read_warc, sniff_type
-from tests.dataprep.source_files import files_of, read
-from tests.dataprep.warc_records import http, record
+from tests.dataprep.source_files import errors, files_of, read
+from tests.dataprep.warc_records import arc, http, record
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
 
 
 def pages(records: list[Read]) -> list[bytes]:
     return [item.content for item in records if isinstance(item, Page)]
-
-
-def errors(records: list[Read]) -> dict[int, str]:
-    return {item.number: item.error for item in records if isinstance(item, Rejected)}
 
 
 def test_html_response_is_a_page_with_the_crawls_metadata(tmp_path: Path) -> None:
@@ -247,24 +243,6 @@ def test_body_without_a_type_is_sniffed_like_in_browsers(
         assert kind in item.reason
 
 
-def arc(version: int, *records: tuple[str, str, bytes]) -> list[bytes]:
-    """Records of an ARC file: (url, type, content) of each."""
-    names = b"URL IP-address Archive-date Content-type Archive-length"
-    if version == 2:
-        names = b"URL IP-address Archive-date Content-type Result-code Checksum Location Offset Filename Archive-length"
-    about = b"%d 0 InternetArchive\n%s\n" % (version, names)
-    extra = " 200 - - 0 a.arc" if version == 2 else ""
-    parts = [
-        f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain{extra} {len(about)}\n".encode()
-        + about
-        + b"\n"
-    ]
-    for url, kind, content in records:
-        line = f"{url} 192.0.2.1 20080430204826 {kind}{extra} {len(content)}\n"
-        parts.append(line.encode() + content + b"\n")
-    return parts
-
-
 ARC_RECORDS = (
     ("dns:a.example", "text/dns", b"20080430204825\na.example. 1 IN A 192.0.2.1\n"),
     ("http://a.example/", "text/html", http(b"<p>one</p>")),
@@ -317,17 +295,6 @@ def test_truncated_arc_file_yields_the_pages_before(
     assert "cut off" in error.error
 
 
-def test_garbage_in_an_arc_file_is_one_rejected_record(tmp_path: Path) -> None:
-    parts = arc(1, *ARC_RECORDS)
-    records = read(
-        tmp_path / "a.arc", b"".join([*parts[:3], b"no header line\n", *parts[3:]])
-    )
-    assert pages(records) == [b"<p>two</p>\n", b"<p>three</p>"]
-    # The garbage is where the header of the next record should be, so the record before
-    # it has a wrong length.
-    assert list(errors(records)) == [3]
-
-
 def test_xz_and_arc_crawls_are_read_from_folders(tmp_path: Path) -> None:
     parts = [
         record("response", http(b"<p>%d</p>" % number * 999), number)
@@ -375,13 +342,6 @@ def test_truncated_file_yields_the_pages_before_and_one_rejected_record(
     assert len(records) == 3
     (error,) = errors(records).values()
     assert ("cut off" if extension else "damaged or cut off") in error
-
-
-def test_garbage_between_records_is_one_rejected_record(tmp_path: Path) -> None:
-    good = record("response", http(b"<p>a</p>"))
-    records = read(tmp_path / "a.warc", good + b"this is no record\r\n\r\n" + good)
-    assert pages(records) == [b"<p>a</p>"] * 2
-    assert list(errors(records)) == [2]
 
 
 def test_file_that_is_not_an_archive_is_one_rejected_record(tmp_path: Path) -> None:

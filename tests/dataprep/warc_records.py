@@ -44,3 +44,21 @@ def http(
     }
     headers = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
     return f"HTTP/1.1 {status}\r\n{headers}\r\n".encode() + body
+
+
+def arc(version: int, *records: tuple[str, str, bytes]) -> list[bytes]:
+    """Records of an ARC file: (url, type, content) of each."""
+    names = b"URL IP-address Archive-date Content-type Archive-length"
+    if version == 2:
+        names = b"URL IP-address Archive-date Content-type Result-code Checksum Location Offset Filename Archive-length"
+    about = b"%d 0 InternetArchive\n%s\n" % (version, names)
+    extra = " 200 - - 0 a.arc" if version == 2 else ""
+    parts = [
+        f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain{extra} {len(about)}\n".encode()
+        + about
+        + b"\n"
+    ]
+    for url, kind, content in records:
+        line = f"{url} 192.0.2.1 20080430204826 {kind}{extra} {len(content)}\n"
+        parts.append(line.encode() + content + b"\n")
+    return parts
