@@ -3,7 +3,7 @@ touches.
 
 Both formats have a record's length before its content, and no other mark of the next
 record. A length is trusted only if a header, or the end of the file, follows its
-content. Otherwise the next header is searched, and the bytes before it are one Gap.
+content. Otherwise the next header is searched, and the bytes before it are one gap.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 
 from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.compression import DecodedStream
+from gristmill.dataprep.readers.records import Rejected, excerpt
 
 HEADER_BYTES = 4096
 """Bytes of a header that are read first; most headers have 300 to 800."""
@@ -87,24 +88,10 @@ class Stored:
     block: bytes | None
 
 
-@dataclass(frozen=True)
-class Gap:
-    """Content without a valid record.
-
-    Attributes:
-        error: description and position.
-        begin: first bytes.
-        lost: number of lost records besides one; None if unknown, as the file cannot be
-            read further.
+def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Rejected]:
+    """Yield the records of a file, and the gaps between them as Rejected without a
+    number.
     """
-
-    error: str
-    begin: bytes
-    lost: int | None = 0
-
-
-def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Gap]:
-    """Yield the records of a file, and the gaps between them."""
     num_records = 0
     _skip_newlines(stream)
     while True:
@@ -148,31 +135,30 @@ def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Gap]:
             return
 
 
-def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
-    """Next record, or a Gap of which at most the header is read. At the end a Gap
+def _read_record(stream: DecodedStream, form: Form) -> Stored | Rejected:
+    """Next record, or a gap of which at most the header is read. At the end a gap
     without an error.
     """
     if not stream.peek(1):
-        return Gap("", b"")
-    damaged = f"the {form.name} file is damaged or cut off"
+        return Rejected(0, "")
     for size in (HEADER_BYTES, MOST_HEADER_BYTES):
         head = stream.peek(size)
         end = form.end.search(head)
         if end is not None:
             break
     if end is None or not form.begin.match(head):
-        return Gap(f"{damaged}: no record begins here", stream.peek(HEADER_BYTES))
+        return _gap(form, "no record begins here", stream.peek(HEADER_BYTES))
     header = head[: end.end()]
     stream.read(len(header))
     declared = form.length.search(header.lower())
     if declared is None:
-        return Gap(f"{damaged}: a record has no valid length", header)
+        return _gap(form, "a record has no valid length", header)
     length = int(declared[1])
     if length > compression.MAX_RECORD_BYTES:
         while length and (skipped := stream.read(min(length, compression.READ_BYTES))):
             length -= len(skipped)
         if length:
-            return Gap(f"{damaged}: it ends in the middle of a record", header)
+            return _gap(form, "it ends in the middle of a record", header)
         _skip_newlines(stream)
         return Stored(header, None)
     block = stream.read(length)
@@ -184,7 +170,12 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
         if len(block) < length
         else "a record's length is wrong"
     )
-    return Gap(f"{damaged}: {reason}", block)
+    return _gap(form, reason, block)
+
+
+def _gap(form: Form, reason: str, begin: bytes) -> Rejected:
+    error = f"the {form.name} file is damaged or cut off: {reason}"
+    return Rejected(0, error, excerpt(begin))
 
 
 def _is_followed(stream: DecodedStream, form: Form, block: bytes) -> bool:

@@ -8,7 +8,7 @@ import codecs
 import csv
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.charsets import (
@@ -66,7 +66,7 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Read]:
                 rows = _rows(lines, delimiter)
                 if header is None:
                     first = next(rows, [])
-                    if isinstance(first, _BrokenRow):
+                    if isinstance(first, Rejected):
                         yield Rejected(1, f"the header: {first.error}", lost=None)
                         return
                     if len(set(first)) < len(first):
@@ -134,14 +134,6 @@ class _Lines:
                 yield part
 
 
-@dataclass(frozen=True)
-class _BrokenRow:
-    """Error of a malformed row, and the number of further rows lost with it."""
-
-    error: str
-    lost: int | None
-
-
 def _codec(start: bytes, reading: Reading) -> str:
     if reading.encoding in (None, AUTO) and (marked := marked_codec(start)) is not None:
         # codecs that strip the mark
@@ -157,8 +149,8 @@ def _codec(start: bytes, reading: Reading) -> str:
     return decode(sample, AUTO, errors=reading.encoding_errors).encoding
 
 
-def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _BrokenRow]:
-    """Yield rows or their errors; after an error a new parser continues at the next
+def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | Rejected]:
+    """Yield rows, or errors without a number; after an error a new parser continues at the next
     line.
     """
     line_iterator = iter(lines)
@@ -174,12 +166,10 @@ def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _BrokenRow]:
             broken = str(error)
         consumed = lines.number - before - 1
         if broken == "unexpected end of data":
-            yield _BrokenRow(
-                "a quoted field is not closed before the file ends",
-                None if lines.unended else consumed,
-            )
+            error = "a quoted field is not closed before the file ends"
+            yield Rejected(0, error, lost=None if lines.unended else consumed)
         else:
-            yield _BrokenRow(f"not valid CSV: {broken}", consumed)
+            yield Rejected(0, f"not valid CSV: {broken}", lost=consumed)
 
 
 def _record(
@@ -187,12 +177,12 @@ def _record(
     reading: Reading,
     number: int,
     header: list[str],
-    row: list[str] | _BrokenRow,
+    row: list[str] | Rejected,
     is_unended: bool,
     codec: str,
 ) -> Read:
-    if isinstance(row, _BrokenRow):
-        return Rejected(number, row.error, lost=row.lost)
+    if isinstance(row, Rejected):
+        return replace(row, number=number)
     if len(row) != len(header):
         return Rejected(
             number,

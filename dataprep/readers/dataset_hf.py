@@ -26,15 +26,11 @@ _ALIASES = {
 """Words in file names that mean a split (datasets, data_files.py: SPLIT_KEYWORDS)."""
 
 
-class NoSplitError(DatasetError):
-    """The folder is not a dataset, or lacks the split."""
-
-
 def data_files(folder: DatasetFolder, split: str | None) -> list[str]:
     """Files of a split, `train` if None, sorted; see `sources.DatasetFolder`.
 
     Raises:
-        NoSplitError: the folder is not a dataset, is damaged, or lacks the split; the
+        DatasetError: the folder is not a dataset, is damaged, or lacks the split; the
             message lists the splits.
     """
     split = split or DEFAULT_SPLIT
@@ -42,14 +38,14 @@ def data_files(folder: DatasetFolder, split: str | None) -> list[str]:
     if "dataset_dict.json" in names:
         splits = _parse(folder, "dataset_dict.json").get("splits", [])
         if split not in splits:
-            raise NoSplitError(
+            raise DatasetError(
                 f"has no split {split!r}; its splits are {', '.join(map(str, splits))}"
             )
         return _saved_files(folder, f"{split}/")
     if "state.json" in names:
         saved_split = _parse(folder, "state.json").get("_split") or DEFAULT_SPLIT
         if split != saved_split:
-            raise NoSplitError(
+            raise DatasetError(
                 f"has no split {split!r}; it was saved with the one split {saved_split}"
             )
         return _saved_files(folder, "")
@@ -61,7 +57,7 @@ def data_files(folder: DatasetFolder, split: str | None) -> list[str]:
     if patterns is None:
         return _files_by_name(data, split)
     if split not in patterns:
-        raise NoSplitError(
+        raise DatasetError(
             f"has no split {split!r}; README.md names {', '.join(patterns)}"
         )
     matches = [
@@ -70,7 +66,7 @@ def data_files(folder: DatasetFolder, split: str | None) -> list[str]:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])
     ]
     if not matches:
-        raise NoSplitError(
+        raise DatasetError(
             f"has no file for split {split!r}: nothing matches "
             f"{', '.join(patterns[split])}"
         )
@@ -86,7 +82,7 @@ def _saved_files(folder: DatasetFolder, place: str) -> list[str]:
     ]
     missing = sorted(set(listed) - folder.files.keys())
     if missing or not listed:
-        raise NoSplitError(
+        raise DatasetError(
             f"is incomplete: {place}state.json lists {len(listed)} data files"
             + (f", {missing[0]} is missing" if missing else "")
         )
@@ -97,9 +93,9 @@ def _parse(folder: DatasetFolder, name: str) -> Fields:
     try:
         parsed = json.loads(folder.read(name))
     except (ValueError, FileNotFoundError) as error:
-        raise NoSplitError(f"is damaged: {name} cannot be read: {error}") from error
+        raise DatasetError(f"is damaged: {name} cannot be read: {error}") from error
     if not isinstance(parsed, dict):
-        raise NoSplitError(f"is damaged: {name} holds no JSON object")
+        raise DatasetError(f"is damaged: {name} holds no JSON object")
     return parsed
 
 
@@ -116,7 +112,7 @@ def _card_patterns(folder: DatasetFolder) -> dict[str, list[str]] | None:
     try:
         card = front_matter(folder.read("README.md").decode("utf-8", "replace"))
     except yaml.YAMLError as error:
-        raise NoSplitError(
+        raise DatasetError(
             f"is damaged: the top of README.md is no YAML: {one_line(error)}"
         ) from error
     configs = card.get("configs")
@@ -138,7 +134,7 @@ def _card_patterns(folder: DatasetFolder) -> dict[str, list[str]] | None:
             return {DEFAULT_SPLIT: _as_list(files)}
         return {str(entry["split"]): _as_list(entry["path"]) for entry in files}
     except (AttributeError, KeyError, TypeError) as error:
-        raise NoSplitError(
+        raise DatasetError(
             "is damaged: `configs` at the top of README.md is not of the hub's form"
         ) from error
 
@@ -158,12 +154,12 @@ def _files_by_name(data: Sequence[str], split: str) -> list[str]:
         {alias for alias in _ALIASES for name in data if _names_split(name, alias)}
     )
     if not data:
-        raise NoSplitError(
+        raise DatasetError(
             "holds no data: no state.json, dataset_dict.json, "
             "Parquet, JSONL or CSV file"
         )
     if splits or split != DEFAULT_SPLIT:
-        raise NoSplitError(
+        raise DatasetError(
             f"has no split {split!r}; the names of its files say "
             f"{', '.join(splits) or DEFAULT_SPLIT}"
         )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -28,7 +28,6 @@ from gristmill.dataprep.readers import compression
 from gristmill.dataprep.readers.archive_records import (
     ARC,
     WARC,
-    Gap,
     Stored,
     split_records,
 )
@@ -155,12 +154,11 @@ def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
         for number, record in enumerate(
             split_records(stream, ARC if is_arc else WARC), start=1
         ):
-            if isinstance(record, Gap):
-                yield Rejected(
-                    number, record.error, excerpt(record.begin), lost=record.lost
-                )
-            else:
-                yield reader.record(number, record)
+            yield (
+                replace(record, number=number)
+                if isinstance(record, Rejected)
+                else reader.record(number, record)
+            )
 
 
 @dataclass(frozen=True)

@@ -96,51 +96,39 @@ def compose(
                 edit1 < firsts[text + 1] and begins[edit1] + shift <= begins2[edit2]
             )
             begin = begins[edit1] if is_first_round else begins2[edit2] - shift
-            # consumed bytes of the intermediate text
+            # consumed bytes of the intermediate text, and the end of the last
+            # replacement of the first round in it
             middle = begin + shift
+            stop = middle
+            source = 0
             size = cuts[count]
             while True:
-                if edit1 < firsts[text + 1] and begins[edit1] + shift <= middle:
-                    # The replacement of this edit is at `place` of the intermediate
-                    # text. The parts that the second round does not cut are kept, in
-                    # order with the second round's replacements.
-                    length = texts[edit1 + 1] - texts[edit1]
+                is_cut = edit2 < firsts2[text + 1] and begins2[edit2] <= max(
+                    middle, stop
+                )
+                if is_cut:
+                    pos = begins2[edit2]
+                elif middle < stop:
+                    pos = stop
+                elif edit1 < firsts[text + 1] and begins[edit1] + shift <= middle:
+                    # The second round may cut parts of this replacement.
                     place = begins[edit1] + shift
-                    pos = max(middle, place)
-                    stop = place + length
-                    while edit2 < firsts2[text + 1] and begins2[edit2] <= stop:
-                        if begins2[edit2] > pos:
-                            size = _copy(
-                                out_data,
-                                size,
-                                data,
-                                texts[edit1] + pos - place,
-                                texts[edit1] + begins2[edit2] - place,
-                            )
-                        size = _copy(
-                            out_data, size, data2, texts2[edit2], texts2[edit2 + 1]
-                        )
-                        pos = max(pos, ends2[edit2])
-                        edit2 += 1
-                    if pos < stop:
-                        size = _copy(
-                            out_data,
-                            size,
-                            data,
-                            texts[edit1] + pos - place,
-                            texts[edit1 + 1],
-                        )
-                    middle = max(pos, stop)
-                    shift += length - (ends[edit1] - begins[edit1])
+                    source = texts[edit1] - place
+                    stop = texts[edit1 + 1] - source
+                    shift = stop - ends[edit1]
                     edit1 += 1
-                elif edit2 < firsts2[text + 1] and begins2[edit2] <= middle:
+                    continue
+                else:
+                    break
+                if middle < pos:
+                    size = _copy(out_data, size, data, source + middle, source + pos)
+                    middle = pos
+                if is_cut:
                     size = _copy(
                         out_data, size, data2, texts2[edit2], texts2[edit2 + 1]
                     )
                     middle = max(middle, ends2[edit2])
                     edit2 += 1
-                else:
-                    break
             out_begins[count], out_ends[count] = begin, middle - shift
             count += 1
             cuts[count] = size

@@ -47,19 +47,24 @@ def _within(builder: Any, values: Any, first: int, last: int) -> Any:
     )
 
 
-def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
-    """Intrinsic that applies a mask function to the 64 bytes at an address."""
+def _of_number(generate: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
+    """Intrinsic from one 64-bit number to another, or to a mask, by instructions of
+    LLVM.
+    """
 
     @intrinsic
-    def find_in_64(typing: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(
-                find(builder, _load(builder, arguments[0])), ir.IntType(64)
-            )
+    def operation(typing: Any, number: Any) -> Any:
+        def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(generate(builder, arguments[0]), ir.IntType(64))
 
-        return types.uint64(address), generate
+        return types.uint64(types.uint64), lower
 
-    return find_in_64  # type: ignore[no-any-return]
+    return operation  # type: ignore[no-any-return]
+
+
+def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
+    """Intrinsic that applies a mask function to the 64 bytes at an address."""
+    return _of_number(lambda builder, address: find(builder, _load(builder, address)))
 
 
 @_finder
@@ -138,36 +143,26 @@ write_64, write_64_lower = _copy_intrinsic(False), _copy_intrinsic(True)
 """See `_copy_intrinsic`."""
 
 
-@intrinsic
-def never_utf8_of_64(typing: Any, address: Any) -> Any:
+@_of_number
+def never_utf8_of_64(builder: Any, address: Any) -> Any:
     """Mask of the bytes that UTF-8 lacks, or lacks before the byte that follows, of the
     65 at an address (Unicode, table 3-7).
     """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values = _load(builder, arguments[0])
-        following = _load(
-            builder, builder.add(arguments[0], ir.Constant(ir.IntType(64), 1))
-        )
-        invalid = builder.or_(
-            _within(builder, values, 0xC0, 0xC1), _at_least(0xF5)(builder, values)
-        )
-        for byte, order, bound in (
-            (0xE0, "<", 0xA0),
-            (0xED, ">=", 0xA0),
-            (0xF0, "<", 0x90),
-            (0xF4, ">=", 0x90),
-        ):
-            here = builder.icmp_unsigned("==", values, _all(byte))
-            invalid = builder.or_(
-                invalid,
-                builder.and_(
-                    here, builder.icmp_unsigned(order, following, _all(bound))
-                ),
-            )
-        return builder.bitcast(invalid, ir.IntType(64))
-
-    return types.uint64(address), generate
+    values = _load(builder, address)
+    following = _load(builder, builder.add(address, ir.Constant(ir.IntType(64), 1)))
+    invalid = builder.or_(
+        _within(builder, values, 0xC0, 0xC1), _at_least(0xF5)(builder, values)
+    )
+    for byte, order, bound in (
+        (0xE0, "<", 0xA0),
+        (0xED, ">=", 0xA0),
+        (0xF0, "<", 0x90),
+        (0xF4, ">=", 0x90),
+    ):
+        here = builder.icmp_unsigned("==", values, _all(byte))
+        is_wrong = builder.icmp_unsigned(order, following, _all(bound))
+        invalid = builder.or_(invalid, builder.and_(here, is_wrong))
+    return invalid
 
 
 def prefetch(builder: Any, address: Any) -> None:
@@ -195,24 +190,12 @@ def fetch(typing: Any, address: Any) -> Any:
     return types.void(address), generate
 
 
-@intrinsic
-def ones(typing: Any, bits: Any) -> Any:
-    """Number of set bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
-
-
-@intrinsic
-def trailing_zeros(typing: Any, bits: Any) -> Any:
-    """Number of zero bits below the lowest set bit; 64 for zero."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint64(types.uint64), generate
+ones = _of_number(lambda builder, bits: builder.ctpop(bits))
+"""Number of set bits."""
+trailing_zeros = _of_number(
+    lambda builder, bits: builder.cttz(bits, ir.Constant(ir.IntType(1), 0))
+)
+"""Number of zero bits below the lowest set bit; 64 for zero."""
 
 
 @intrinsic

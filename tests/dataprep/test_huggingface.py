@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.readers.dataset_hf import NoSplitError, data_files
+from gristmill.dataprep.readers.dataset_hf import DatasetError, data_files
 from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import Reading, Record
 from gristmill.dataprep.readers.sources import (
@@ -153,9 +153,9 @@ configs:
         "two.jsonl": "",
     }
     assert split(files) == ["one/a.jsonl", "two.jsonl"]
-    with pytest.raises(NoSplitError, match=r"'dev'.*README\.md.*train, test"):
+    with pytest.raises(DatasetError, match=r"'dev'.*README\.md.*train, test"):
         split(files, "dev")
-    with pytest.raises(NoSplitError, match=r"'test'.*none\.jsonl"):
+    with pytest.raises(DatasetError, match=r"'test'.*none\.jsonl"):
         split(files, "test")
     assert split({**files, "README.md": "---\nconfigs:\n- data_files: s.*\n---\n"}) == [
         "s.jsonl"
@@ -163,9 +163,9 @@ configs:
     by_split = "---\nconfigs:\n- data_files: {train: two.jsonl, dev: [s.jsonl]}\n---\n"
     assert split({**files, "README.md": by_split}, "dev") == ["s.jsonl"]
     for odd in ("[3]", "7", "[{data_files: [{split: train}]}]", "[{data_files: 7}]"):
-        with pytest.raises(NoSplitError, match="hub"):
+        with pytest.raises(DatasetError, match="hub"):
             split({**files, "README.md": f"---\nconfigs: {odd}\n---\n"})
-    with pytest.raises(NoSplitError, match=r"README\.md.*YAML"):
+    with pytest.raises(DatasetError, match=r"README\.md.*YAML"):
         split({**files, "README.md": "---\n[\n---\n"})
 
 
@@ -183,7 +183,7 @@ configs:
 def test_folder_that_is_not_a_dataset_is_rejected_with_the_reason(
     files: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(NoSplitError, match=message):
+    with pytest.raises(DatasetError, match=message):
         split(files)
 
 
