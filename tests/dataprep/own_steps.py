@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
     document_id,
     read_table,
-    shard_names,
     write_table,
 )
 from gristmill.mixtures.user_code import OwnFunction, take_code
@@ -60,8 +58,7 @@ def step(
     return {"use": code.by_value(), **settings}
 
 
-def written(out: Path) -> list[Mapping[str, Any]]:
-    """Rows of a stage's annotation tables, in the order of the shards."""
-    return [
-        row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()
-    ]
+def written(out: Path, pattern: str = "part-*") -> list[dict[str, Any]]:
+    """Rows of the tables of a folder, in the order of their names."""
+    paths = sorted(out.glob(pattern), key=str)
+    return [row for path in paths for row in read_table(path).to_pylist()]

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.cleaning import clean
 from gristmill.dataprep.cleaning.clean import clean_texts
-from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import EDITS, apply_edits
 from gristmill.mixtures.steps.clean import Clean
+from tests.dataprep.document_shards import file_contents, texts_by_locator
+from tests.dataprep.own_steps import written
 
 EVERYTHING = {
     "fix_unicode": True,
@@ -122,11 +123,7 @@ def test_stage_writes_edits_counts_rules_and_drops_emptied_documents(
         clean.run(inputs, config, outputs[1], make_context("work2", workers=2))
         == summary
     )
-    rows = [
-        row
-        for shard in shard_names(inputs["ingest"])
-        for row in read_table(outputs[0] / shard).to_pylist()
-    ]
+    rows = written(outputs[0])
     assert [row["reason"] for row in rows] == [
         None,
         clean.EMPTY,
@@ -144,14 +141,8 @@ def test_stage_writes_edits_counts_rules_and_drops_emptied_documents(
         2 / 8,
         0.0,
     ]
-    texts = [
-        text
-        for shard in shard_names(inputs["ingest"])
-        for text in read_documents({**inputs, "clean": outputs[0]}, shard, ["text"])[
-            "text"
-        ].to_pylist()
-    ]
-    assert texts == [
+    texts = texts_by_locator({**inputs, "clean": outputs[0]})
+    assert [*texts.values()] == [
         PAGE.replace("LOUD\n", ""),
         "",
         "LOUD LINE",
@@ -170,8 +161,7 @@ def test_stage_writes_edits_counts_rules_and_drops_emptied_documents(
         == len(PAGE) - 5 + len("LOUD LINE") + len(PROSE) - 1
     )
     assert sum(summary.histograms["removed_word_ratio"]["counts"]) == 4
-    for shard in shard_names(inputs["ingest"]):
-        assert (outputs[0] / shard).read_bytes() == (outputs[1] / shard).read_bytes()
+    assert file_contents(outputs[0]) == file_contents(outputs[1])
 
 
 def test_removed_ratio_at_the_bound_passes_and_null_drops_nothing(
@@ -227,8 +217,7 @@ def test_text_that_fails_cleaning_is_quarantined_alone(
     inputs = {"ingest": write_ingest("ingest", shards)}
     config = {"fix_unicode": True, "max_quarantined": 0.5}
     summary = clean.run(inputs, config, tmp_path / "out", make_context("work"))
-    (shard,) = shard_names(inputs["ingest"])
-    rows = read_table(tmp_path / "out" / shard).to_pylist()
+    rows = written(tmp_path / "out")
     assert [row["reason"] for row in rows] == [None, "quarantine", None]
     assert rows[1]["error"] == "ValueError: cannot be fixed"
     assert rows[1][EDITS] is None

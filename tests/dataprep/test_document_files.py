@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.readers import ingest, sources
 from gristmill.dataprep.readers.document_files import PARSERS, DocumentError, parse_epub
 from gristmill.dataprep.readers.extraction_guard import JOINT, part_ends
@@ -26,6 +25,7 @@ from tests.dataprep.binary_documents import (
     paragraph,
     table,
 )
+from tests.dataprep.own_steps import written
 
 MakeContext = Callable[..., Context]
 PAGES = [["The mill grinds slowly,", "yet exceedingly small."], ["A second page."]]
@@ -95,9 +95,7 @@ def read(
         out = Path(out_folder)
         summary = ingest.run({}, config, out, make_context("work"))
         return summary, [
-            {**row, "metadata": json.loads(row["metadata"])}
-            for shard in shard_names(out)
-            for row in read_table(out / shard).to_pylist()
+            {**row, "metadata": json.loads(row["metadata"])} for row in written(out)
         ]
 
 

@@ -21,6 +21,7 @@ from gristmill.dataprep.readers.duplicate_records import DuplicateIdError
 from gristmill.dataprep.readers.sources import SourceError, listing
 from gristmill.mixtures.schema.sources import Source
 from tests.dataprep.document_shards import file_contents
+from tests.dataprep.own_steps import written
 
 RunIngest = Callable[..., ingest.IngestSummary]
 
@@ -62,12 +63,6 @@ def configure(corpus: Path, **section: Any) -> dict[str, Any]:
     }
 
 
-def rows(out: Path) -> list[dict[str, Any]]:
-    return [
-        row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()
-    ]
-
-
 def test_every_record_is_kept_or_quarantined_with_its_place(
     corpus: Path, tmp_path: Path, run_ingest: RunIngest
 ) -> None:
@@ -80,7 +75,7 @@ def test_every_record_is_kept_or_quarantined_with_its_place(
     assert counts["sources"]["prose"]["quarantined"] == 2
     assert counts["sources"]["web"]["read"] == 300 + 31 + 1
     assert counts["sources"]["web"]["quarantined"] == 2 + 1
-    documents = rows(out)
+    documents = written(out)
     assert len(documents) == counts["kept"] == 40 + 298 + 31
     assert counts["bytes_kept"] == sum(len(row["text"].encode()) for row in documents)
     bad = [
@@ -174,7 +169,7 @@ def test_limit_takes_the_first_documents_of_the_listing(
     config = configure(corpus)
     config["sources"] = {"prose": {"path": str(corpus / "text"), "limit": 7}}
     run_ingest(config, workers=2)
-    assert [row["locator"] for row in rows(tmp_path / "out")] == [
+    assert [row["locator"] for row in written(tmp_path / "out")] == [
         f"{number:02d}.txt" for number in range(7)
     ]
 
@@ -185,7 +180,7 @@ def test_limit_counts_documents_and_can_end_within_a_file(
     config = configure(corpus)
     config["sources"] = {"web": {"path": str(corpus / "big.jsonl"), "limit": 12}}
     summary = run_ingest(config)
-    assert [row["locator"] for row in rows(tmp_path / "out")] == [
+    assert [row["locator"] for row in written(tmp_path / "out")] == [
         f"big.jsonl#{number}" for number in (*range(1, 11), 12, 13)
     ]
     assert (summary.counts["read"], summary.counts["quarantined"]) == (13, 1)
@@ -213,7 +208,7 @@ def test_repeated_record_is_dropped_and_counted(
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
     source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key"}
     summary = run_ingest({"sources": {"web": source}})
-    assert [(row["locator"], row["text"]) for row in rows(tmp_path / "out")] == [
+    assert [(row["locator"], row["text"]) for row in written(tmp_path / "out")] == [
         ("1", "same"),
         ("1", "other"),
     ]
@@ -281,7 +276,7 @@ def test_kept_repeat_depends_on_the_listing_alone(
     assert file_contents(first_out) == file_contents(second_out)
     assert first == second
     assert [
-        (json.loads(row["metadata"])["file"], row["text"]) for row in rows(first_out)
+        (json.loads(row["metadata"])["file"], row["text"]) for row in written(first_out)
     ] == expected
     assert first.counts["kept"] == len(expected)
     assert first.counts["dropped"] == {"ingest/repeated": 7 * 40 - len(expected)}
@@ -342,7 +337,7 @@ def test_remote_sources_and_outputs_are_read_and_written(run_ingest: RunIngest) 
     config = {"sources": {"web": {"path": "memory://ingest-test/in/*.gz"}}}
     out = UPath("memory://ingest-test/out")
     run_ingest(config, out)
-    assert [row["text"] for row in rows(out)] == ["far away"]
+    assert [row["text"] for row in written(out)] == ["far away"]
 
 
 def test_summary_lists_at_most_twenty_quarantined_records(
@@ -404,7 +399,9 @@ def test_bad_bytes_are_replaced_or_quarantined(
     summary = run_ingest(config)
     assert summary.sources["web"].replaced == {"records": 4, "places": 5}
     assert [
-        row["locator"] for row in rows(tmp_path / "out") if row["text"].count("\ufffd")
+        row["locator"]
+        for row in written(tmp_path / "out")
+        if row["text"].count("\ufffd")
     ] == [
         "a.txt",
         "b.jsonl#1",
@@ -444,7 +441,7 @@ def test_oversized_document_is_quarantined_in_every_format(
     out = tmp_path / "out"
     summary = run_ingest(config, out)
     check_conservation(summary.counts, "ingest")
-    assert sorted(row["locator"] for row in rows(out)) == [
+    assert sorted(row["locator"] for row in written(out)) == [
         "b.jsonl#1",
         "b.jsonl#3",
         "c.csv#1",

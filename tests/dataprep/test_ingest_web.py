@@ -5,28 +5,22 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.documents import read_table, shard_names
+from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.readers import ingest, sources
 from gristmill.dataprep.readers.duplicate_records import DuplicateIdError
 from gristmill.dataprep.readers.sources import SourceError
 from gristmill.dataprep.runners.tasks import Task
 from gristmill.mixtures.schema.sources import Ingest, Source
 from tests.dataprep.document_shards import file_contents
+from tests.dataprep.own_steps import written
 from tests.dataprep.warc_records import http, record
 
 RunIngest = Callable[..., ingest.IngestSummary]
-
-
-def rows(out: Path) -> list[dict[str, Any]]:
-    return [
-        row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()
-    ]
 
 
 def html(number: int) -> bytes:
@@ -84,7 +78,7 @@ def test_crawl_records_are_kept_dropped_quarantined_or_skipped(
             "warcinfo record": 1,
         }
     )
-    documents = rows(out)
+    documents = written(out)
     assert documents[-1]["locator"] == "page.html"
     assert documents[-1]["text"].startswith("Page 99 tells of the mill")
     assert json.loads(documents[0]["metadata"]) == {
@@ -163,9 +157,9 @@ def test_html_field_is_extracted_if_an_extractor_is_named(
         "id_field": "page.url",
     }
     run_ingest({"sources": {"web": source}}, "raw")
-    assert rows(tmp_path / "raw")[1]["text"] == html(1).decode()
+    assert written(tmp_path / "raw")[1]["text"] == html(1).decode()
     run_ingest({"sources": {"web": {**source, "extract": "trafilatura"}}})
-    (_, second) = rows(tmp_path / "out")
+    (_, second) = written(tmp_path / "out")
     assert (
         second["text"]
         == ("Page 1 tells of the mill and of what it grinds. " * 8).strip()
@@ -281,7 +275,7 @@ def test_crawl_is_read_from_any_store(run_ingest: RunIngest) -> None:
         {"sources": {"web": {"path": f"{root}/in/*.warc.gz"}}}, root / "out"
     )
     assert summary.counts["kept"] == 2
-    assert [row["text"].partition(" tells")[0] for row in rows(root / "out")] == [
+    assert [row["text"].partition(" tells")[0] for row in written(root / "out")] == [
         "Page 0",
         "Page 1",
     ]

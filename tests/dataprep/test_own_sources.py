@@ -12,7 +12,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.readers import document_shards, ingest
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.records import Reading, Record
@@ -20,6 +19,7 @@ from gristmill.dataprep.readers.sources import SourceError, listing
 from gristmill.mixtures.schema.sources import OwnReader, Source
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from tests.dataprep.document_shards import file_contents
+from tests.dataprep.own_steps import written
 from tests.dataprep.source_files import files_of
 
 MakeContext = Callable[..., Context]
@@ -75,18 +75,6 @@ def run(
     )
 
 
-def rows(out: Path, folder: str = "") -> list[dict[str, Any]]:
-    if folder:
-        return [
-            row
-            for path in sorted((out / folder).glob("*"))
-            for row in read_table(path).to_pylist()
-        ]
-    return [
-        row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()
-    ]
-
-
 @pytest.mark.slow
 def test_yielded_records_are_treated_like_json_lines(
     tmp_path: Path, make_context: MakeContext
@@ -96,7 +84,7 @@ def test_yielded_records_are_treated_like_json_lines(
     )
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
     summary = run(tmp_path / "out", source, make_context("work"))
-    documents = rows(tmp_path / "out")
+    documents = written(tmp_path / "out")
     assert [
         (row["locator"], row["text"], json.loads(row["metadata"])) for row in documents
     ] == [
@@ -105,7 +93,7 @@ def test_yielded_records_are_treated_like_json_lines(
         ("a.note#7", "three", {"length": 5}),
         ("b.note#1", "four", {"length": 4}),
     ]
-    raised, number, not_mapping = rows(tmp_path / "out", "quarantine")
+    raised, number, not_mapping = written(tmp_path / "out" / "quarantine", "*")
     assert [raised["record"], number["record"], not_mapping["record"]] == [2, 4, 5]
     assert raised["error"] == "ValueError: a note without a text (code.py, line 10)"
     assert number["error"].startswith("code.py, line 14: ")
@@ -133,7 +121,7 @@ def test_reader_that_raises_loses_the_rest_of_its_file(
     )
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
     summary = run(tmp_path / "out", source, make_context("work"))
-    assert [row["locator"] for row in rows(tmp_path / "out")][:3] == [
+    assert [row["locator"] for row in written(tmp_path / "out")][:3] == [
         "a.note#1",
         "a.note#2",
         "b.note#1",
@@ -162,7 +150,7 @@ def test_stream_reader_gets_decompressed_bytes_and_reports_damage(
         "on_repeat": "keep_first",
     }
     summary = run(tmp_path / "out", source, make_context("work"))
-    documents = rows(tmp_path / "out")
+    documents = written(tmp_path / "out")
     assert documents[0]["locator"] == "k0"
     assert json.loads(documents[0]["metadata"]) == {"url": "https://example.org/"}
     (damage,) = summary.damaged
@@ -282,7 +270,7 @@ def test_reader_that_ends_its_process_loses_one_file(
         "read": {**code(tmp_path, CRASHES, name), "time_limit_seconds": 0.5},
     }
     summary = run(tmp_path / "out", source, make_context("work"))
-    assert [row["locator"] for row in rows(tmp_path / "out")] == [
+    assert [row["locator"] for row in written(tmp_path / "out")] == [
         "a.note#1",
         "b.note#1",
         "c.note#1",
@@ -363,7 +351,7 @@ def test_listing_determines_files_and_order(
         ("may-1.txt", 5),
     ]
     run(tmp_path / "out", source, make_context("work"))
-    assert [row["locator"] for row in rows(tmp_path / "out")] == [
+    assert [row["locator"] for row in written(tmp_path / "out")] == [
         "may-2.txt",
         "may-1.txt",
     ]
