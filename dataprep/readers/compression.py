@@ -34,8 +34,6 @@ GZIP_BYTES = 2 * FEED_BYTES
 zlib's steps.
 """
 READ_BYTES = 1 << 20
-BLOCK_BYTES = 1 << 20
-"""Bytes of lines per block."""
 MAX_RECORD_BYTES = 256 << 20
 """Longest record; longer ones are quarantined, so that no input can fill the memory."""
 
@@ -411,100 +409,68 @@ def _decode_members(
         yield Damage(message, stored.member, None, decoded)
 
 
-Blocks = Iterator[bytes | RecordTooLongError | Damage]
+Line = bytes | RecordTooLongError | Damage
+"""A line without its end, or what is in its place."""
 
 
-def blocks_of(parts: Iterable[bytes | Damage]) -> Blocks:
-    r"""Split the pieces of a file's text into blocks of about BLOCK_BYTES: complete
-    lines with their ends (`\n`).
+def split_lines(parts: Iterable[bytes | Damage]) -> Iterator[Line]:
+    r"""Split the pieces of a file's text into lines at `\n`.
 
     A line that is too long is replaced by its error, lines that cannot be decoded by a
     Damage, which also cuts the line before it. A last line without an end is an
     `Unended`.
     """
-    buffered: list[bytes] = []
-    buffered_bytes = 0
-    has_line_end = False
+    begin = bytearray()
     is_too_long = False
-
-    def complete_lines() -> Iterator[bytes | RecordTooLongError]:
-        nonlocal buffered, buffered_bytes, has_line_end, is_too_long
-        content = b"".join(buffered)
-        first_end = content.find(b"\n") + 1
-        if first_end and (is_too_long or first_end > MAX_RECORD_BYTES + 1):
-            yield _too_long("line")
-            is_too_long = False
-            content = content[first_end:]
-        end = content.rfind(b"\n") + 1
-        if end:
-            yield content[:end]
-        buffered = [content[end:]]
-        buffered_bytes = len(buffered[0])
-        has_line_end = False
-
-    # Only the first buffered line can be too long: a later one is in the last two
-    # pieces, which have at most MAX_RECORD_BYTES.
-    piece_bytes = max(min(BLOCK_BYTES, MAX_RECORD_BYTES // 2), 1)
-    for chunk in parts:
-        if isinstance(chunk, Damage):
-            yield from complete_lines()
-            yield chunk
-            buffered = []
-            buffered_bytes = 0
+    for part in parts:
+        if isinstance(part, Damage):
+            yield part
+            begin.clear()
             is_too_long = False
             continue
-        for begin in range(0, len(chunk), piece_bytes):
-            piece = chunk[begin : begin + piece_bytes]
-            has_line_end = has_line_end or b"\n" in piece
-            if is_too_long and not has_line_end:
-                continue
-            buffered.append(piece)
-            buffered_bytes += len(piece)
-            if has_line_end and buffered_bytes >= piece_bytes:
-                yield from complete_lines()
-            if buffered_bytes > MAX_RECORD_BYTES:  # of one line
-                is_too_long = True
-                buffered = []
-                buffered_bytes = 0
-    yield from complete_lines()
+        *lines, rest = part.split(b"\n")
+        if lines:
+            lines[0] = bytes(begin) + lines[0]
+            begin.clear()
+        for line in lines:
+            if is_too_long or len(line) > MAX_RECORD_BYTES:
+                yield _too_long("line")
+                is_too_long = False
+            else:
+                yield line.removesuffix(b"\r")
+        if not is_too_long:
+            begin += rest
+        if len(begin) > MAX_RECORD_BYTES:
+            is_too_long = True
+            begin.clear()
     if is_too_long:
         yield _too_long("line")
-    elif buffered_bytes:
-        yield Unended(b"".join(buffered))
+    elif begin:
+        yield Unended(begin)
 
 
 def read_lines(
     path: Openable, compression: str
 ) -> Iterator[bytes | RecordTooLongError]:
-    r"""Yield a file's lines, split at `\n`, without their ends; see `blocks_of`. Files
-    with a byte order mark of another encoding are transcoded to UTF-8.
+    """Yield a file's lines; see `split_lines`. Files with a byte order mark of another
+    encoding are transcoded to UTF-8.
 
     Raises:
         CorruptFileError: at the first damage, after the complete lines before it.
     """
-    return split_blocks(blocks_of(utf8_parts(read_parts(path, compression))))
+    return until_damage(split_lines(utf8_parts(read_parts(path, compression))))
 
 
-def split_blocks(
-    blocks: Iterable[bytes | RecordTooLongError | Damage],
-) -> Iterator[bytes | RecordTooLongError]:
-    """Yield the lines of blocks, without their ends.
+def until_damage(lines: Iterable[Line]) -> Iterator[bytes | RecordTooLongError]:
+    """Yield lines.
 
     Raises:
         CorruptFileError: at the first damage.
     """
-    for block in blocks:
-        if isinstance(block, Damage):
-            raise CorruptFileError(block.error)
-        if isinstance(block, RecordTooLongError | Unended):
-            yield block
-        else:
-            yield from lines_of(block)
-
-
-def lines_of(block: bytes) -> Iterator[bytes]:
-    """Lines of a block without their ends."""
-    return (line.removesuffix(b"\r") for line in block[:-1].split(b"\n"))
+    for line in lines:
+        if isinstance(line, Damage):
+            raise CorruptFileError(line.error)
+        yield line
 
 
 def read_whole(path: Openable, compression: str) -> bytes:

@@ -1,6 +1,4 @@
-"""JSON files in blocks of lines: JSON lines unchanged, a JSON array with one line per
-element.
-"""
+"""Lines of JSON files: JSON lines unchanged, a JSON array with one line per element."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from itertools import chain
 from gristmill.dataprep.readers.charsets import utf8_parts
 from gristmill.dataprep.readers.compression import (
     MAX_RECORD_BYTES,
-    Blocks,
     Damage,
+    Line,
     Openable,
     RecordTooLongError,
-    blocks_of,
     read_parts,
-    split_blocks,
+    split_lines,
+    until_damage,
 )
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -29,9 +27,9 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\],]', re.DOTALL)
 """A string, a bracket, a comma, or the quote of an incomplete string."""
 
 
-def json_blocks(path: Openable, compression: str) -> Blocks:
-    """Yield the lines of a JSON file in blocks, like `blocks_of`; for an array, which
-    is read whole, a line per element.
+def json_elements(path: Openable, compression: str) -> Iterator[Line]:
+    """Yield the lines of a JSON file like `split_lines`; for an array, which is read
+    whole, a line per element.
     """
     parts = utf8_parts(read_parts(path, compression))
     begin: list[bytes | Damage] = []
@@ -42,7 +40,7 @@ def json_blocks(path: Openable, compression: str) -> Blocks:
         if isinstance(part, Damage) or start.strip():
             break
     content = chain(begin, parts)
-    return blocks_of(_array_parts(content) if is_array(start) else content)
+    return split_lines(_array_parts(content) if is_array(start) else content)
 
 
 def is_array(start: bytes) -> bool:
@@ -53,12 +51,12 @@ def is_array(start: bytes) -> bool:
 def json_lines(
     path: Openable, compression: str
 ) -> Iterator[bytes | RecordTooLongError]:
-    """Yield the lines of `json_blocks` one by one, without their ends.
+    """Yield the lines of `json_elements`.
 
     Raises:
         CorruptFileError: at the first damage.
     """
-    return split_blocks(json_blocks(path, compression))
+    return until_damage(json_elements(path, compression))
 
 
 def _array_parts(parts: Iterator[bytes | Damage]) -> Iterator[bytes | Damage]:

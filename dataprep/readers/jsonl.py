@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -17,11 +17,9 @@ from gristmill.dataprep.readers.charsets import (
 from gristmill.dataprep.readers.compression import (
     CorruptFileError,
     Damage,
-    RecordTooLongError,
     Unended,
-    lines_of,
 )
-from gristmill.dataprep.readers.json_array import json_blocks
+from gristmill.dataprep.readers.json_array import json_elements
 from gristmill.dataprep.readers.records import (
     Dropped,
     Fields,
@@ -54,22 +52,15 @@ def read_jsonl(item: Input, reading: Reading) -> Iterator[Read]:
     """
     number = 0
     try:
-        for block in json_blocks(item.path, item.compression):
-            if isinstance(block, RecordTooLongError):
-                number += 1
-                yield Rejected(number, str(block))
-                continue
-            if isinstance(block, Damage):
-                number += 1
-                yield Rejected(number, str(block), lost=block.lost(number - 1))
-                continue
-            lines: Iterable[bytes] = (
-                [block] if isinstance(block, Unended) else lines_of(block)
-            )
-            for line in lines:
-                number += 1
+        for number, line in enumerate(
+            json_elements(item.path, item.compression), start=1
+        ):
+            if isinstance(line, bytes):
                 if line and not line.isspace():
                     yield _from_line(item, reading, number, line)
+            else:
+                lost = line.lost(number - 1) if isinstance(line, Damage) else 0
+                yield Rejected(number, str(line), lost=lost)
     except CorruptFileError as error:
         yield Rejected(number + 1, str(error), lost=None)
 

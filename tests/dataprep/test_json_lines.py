@@ -334,54 +334,32 @@ def test_ids_of_a_column_equal_single_ids(rows: list[tuple[str, str]]) -> None:
     assert hash_documents("é".encode(), locators[1:], texts[1:]).to_pylist() == ids[1:]
 
 
-def test_blocks_hold_complete_lines_and_the_bytes_before_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compression, "READ_BYTES", 7)
-    monkeypatch.setattr(compression, "BLOCK_BYTES", 20)
-    monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 40)
-    content = (
-        b"".join(b"x" * size + b"\n" for size in (0, 3, 19, 40, 41, 5, 60, 0, 1))
-        + b"end"
-    )
-    (tmp_path / "a").write_bytes(content)
-    blocks = list(compression.blocks_of(compression.read_parts(tmp_path / "a", "")))
-    kept = b"".join(block for block in blocks if isinstance(block, bytes))
-    assert kept == content.replace(b"x" * 60 + b"\n", b"").replace(
-        b"x" * 41 + b"\n", b""
-    )
-    assert (
-        sum(isinstance(block, compression.RecordTooLongError) for block in blocks) == 2
-    )
-    assert isinstance(blocks[-1], compression.Unended)
-    assert blocks[-1] == b"end"
-    assert all(
-        block.endswith(b"\n") for block in blocks[:-1] if isinstance(block, bytes)
-    )
-    assert len(blocks) > 5
-
-
 @pytest.mark.parametrize("part_bytes", [1, 3, 7, 100])
-@pytest.mark.parametrize("block_bytes", [1, 10, 1000])
 def test_limit_of_a_line_is_the_same_however_it_arrives(
-    monkeypatch: pytest.MonkeyPatch, part_bytes: int, block_bytes: int
+    monkeypatch: pytest.MonkeyPatch, part_bytes: int
 ) -> None:
-    monkeypatch.setattr(compression, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 8)
     content = b"a\n" + b"b" * 9 + b"\n\n" + b"c" * 8 + b"\nd\n" + b"e" * 10 + b"\nf"
     parts = [
         content[begin : begin + part_bytes]
         for begin in range(0, len(content), part_bytes)
     ]
-    lines = list(compression.split_blocks(compression.blocks_of(iter(parts))))
-    assert [line if isinstance(line, bytes) else None for line in lines] == [
+    lines = list(compression.split_lines(parts))
+    assert [line if isinstance(line, bytes) else type(line) for line in lines] == [
         b"a",
-        None,
+        compression.RecordTooLongError,
         b"",
         b"c" * 8,
         b"d",
-        None,
+        compression.RecordTooLongError,
         b"f",
+    ]
+    assert isinstance(lines[-1], compression.Unended)
+    damage = compression.Damage("cut", 0)
+    assert list(compression.split_lines([*parts, damage, b"g\n"])) == [
+        *lines[:-1],
+        damage,
+        b"g",
     ]
 
 
@@ -418,17 +396,12 @@ def test_array_reads_the_same_for_any_read_size(
     path = write(
         tmp_path / "a.json", [json.dumps(rows, ensure_ascii=False, indent=1).encode()]
     )
-    monkeypatch.setattr(compression, "BLOCK_BYTES", 1)
     for size in (1, 7, 64, 4096):
         monkeypatch.setattr(compression, "READ_BYTES", size)
-        blocks = list(json_array.json_blocks(path, ""))
-        assert [
-            json.loads(line)["text"]
-            for block in blocks
-            for line in block.split(b"\n")
-            if line
-        ] == [row["text"] for row in rows]
-        assert len(blocks) > 1
+        lines = json_array.json_elements(path, "")
+        assert [json.loads(line)["text"] for line in lines if line] == [
+            row["text"] for row in rows
+        ]
 
 
 def test_array_that_is_too_long_is_rejected_whole(
