@@ -228,14 +228,15 @@ class ShardWriter:
     first_quarantined: list[QuarantinedRecord] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     """Records without text, by reason."""
-    skipped: Counter[str] = field(default_factory=Counter)
-    """Items that are not documents, by kind; outside the ledger."""
-    replaced: Counter[str] = field(default_factory=lambda: Counter(records=0, places=0))
-    """Records with invalid bytes, and the number of their U+FFFD."""
-    too_long: Counter[str] = field(default_factory=lambda: Counter(records=0, bytes=0))
-    """Records with a text beyond `max_document_bytes`, and the bytes of these texts."""
-    skipped_candidates: Counter[str] = field(default_factory=Counter)
-    """Skipped items of a kind that may be a document."""
+    totals: dict[str, Counter[str]] = field(
+        default_factory=lambda: {
+            "skipped": Counter(),
+            "skipped_candidates": Counter(),
+            "replaced": Counter(records=0, places=0),
+            "too_long": Counter(records=0, bytes=0),
+        }
+    )
+    """Counts of `SourceTotals`."""
     whole: dict[str, Counter[str]] = field(
         default_factory=lambda: {"files": Counter(), "members": Counter()}
     )
@@ -312,11 +313,11 @@ class ShardWriter:
             }
             self._note("dropped", row)
         elif isinstance(record, Skipped):
-            self.skipped[record.reason] += 1
+            self.totals["skipped"][record.reason] += 1
             if record.crawl and record.crawl not in self.crawls:
                 self.crawls.append(record.crawl)
             if record.candidate:
-                self.skipped_candidates[record.reason] += 1
+                self.totals["skipped_candidates"][record.reason] += 1
         elif isinstance(record, Ended):
             kind: Literal["files", "members"] = "members" if record.part else "files"
             if record.error:
@@ -354,7 +355,7 @@ class ShardWriter:
         fits = sizes <= self.max_document_bytes
         for place in np.flatnonzero(~fits).tolist():
             size = int(sizes[place])
-            self.too_long.update(records=1, bytes=size)
+            self.totals["too_long"].update(records=1, bytes=size)
             error = (
                 f"{excerpt(columns[0][place])}: the text has {size:,} bytes, more than "
                 f"ingest.max_document_bytes = {self.max_document_bytes:,}; split it, or "
@@ -363,7 +364,9 @@ class ShardWriter:
             text = excerpt(columns[1][place])
             self._reject(self._file, Rejected(numbers[place], error, text))
         places = np.array(replaced)[fits]
-        self.replaced.update(records=np.count_nonzero(places), places=int(places.sum()))
+        self.totals["replaced"].update(
+            records=np.count_nonzero(places), places=int(places.sum())
+        )
         ids = hash_documents(self.source.encode("utf-8"), locators, texts)
         source = pa.DictionaryArray.from_arrays(
             np.zeros(len(documents), np.int32), [self.source]

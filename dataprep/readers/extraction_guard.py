@@ -52,14 +52,6 @@ class ExtractorError(ValueError):
     """The extracting process cannot be started."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits per page: CPU seconds, and bytes of address space."""
-
-    seconds: float = 10.0
-    memory_bytes: int = 2 << 30
-
-
 @dataclass
 class _SentPage:
     content: bytes
@@ -74,12 +66,14 @@ class Guard(GuardedProcess):
     Attributes:
         extractor: name in EXTRACTORS, or `module:function`.
         options: see ExtractOptions.
-        limits: per page.
+        seconds: CPU limit per page.
+        memory_bytes: limit of the address space.
     """
 
     extractor: str
     options: Options
-    limits: Limits = Limits()
+    seconds: float = 10.0
+    memory_bytes: int = 2 << 30
     _pages: deque[_SentPage] = field(default_factory=deque)
     _bytes: int = 0
     _unsent: SimpleQueue[_SentPage | None] = field(default_factory=SimpleQueue)
@@ -87,7 +81,7 @@ class Guard(GuardedProcess):
     """Answers of the current process."""
 
     def __post_init__(self) -> None:
-        self._late = f"timed out after {self.limits.seconds:g} s"
+        self._late = f"timed out after {self.seconds:g} s"
 
     @property
     def is_full(self) -> bool:
@@ -147,10 +141,10 @@ class Guard(GuardedProcess):
         settings = {
             "extractor": self.extractor,
             "options": self.options,
-            "seconds": self.limits.seconds,
-            "memory_bytes": self.limits.memory_bytes,
+            "seconds": self.seconds,
+            "memory_bytes": self.memory_bytes,
         }
-        memory = f"needed more than {self.limits.memory_bytes >> 20} MiB of memory"
+        memory = f"needed more than {self.memory_bytes >> 20} MiB of memory"
         self.begin(
             "gristmill.dataprep.readers.extraction_process",
             settings,

@@ -52,7 +52,7 @@ from gristmill.dataprep.readers.duplicate_records import (
     settle_repeats,
     shards_of,
 )
-from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_pages
+from gristmill.dataprep.readers.extraction_guard import Guard, extract_pages
 from gristmill.dataprep.readers.html import Options
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.parquet import TableReader
@@ -415,9 +415,11 @@ def ingest_task(
     )
     reading = Reading(**task.payload["reading"])
     warnings: list[str] = []
-    limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     extractor = Guard(
-        reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits
+        reading.extract or DEFAULT_EXTRACTOR,
+        task.payload["extract_options"],
+        section.extract_seconds,
+        section.extract_memory_bytes,
     )
     reader_settings = task.payload.get("read")
     with (
@@ -429,7 +431,7 @@ def ingest_task(
     ):
         for file in (SourceFile(**entry) for entry in task.payload["files"]):
             before = writer.read
-            skipped = writer.skipped.total()
+            skipped = writer.totals["skipped"].total()
             records = (
                 read_file(file, reading, tables)
                 if own_reader is None
@@ -440,7 +442,7 @@ def ingest_task(
                 if writer.is_full:
                     break
             if writer.read == before:
-                has_skipped = writer.skipped.total() > skipped
+                has_skipped = writer.totals["skipped"].total() > skipped
                 warnings.append(
                     f"source {source!r}: {file.name} holds no records"
                     + (" but what is skipped" if has_skipped else "")
@@ -454,10 +456,10 @@ def ingest_task(
         totals=SourceTotals(
             read=writer.read,
             shards=writer.shards,
-            skipped=dict(sorted(writer.skipped.items())),
-            skipped_candidates=writer.skipped_candidates,
-            replaced=writer.replaced,
-            too_long=writer.too_long,
+            skipped=dict(sorted(writer.totals["skipped"].items())),
+            skipped_candidates=writer.totals["skipped_candidates"],
+            replaced=writer.totals["replaced"],
+            too_long=writer.totals["too_long"],
         ),
         quarantined=writer.first_quarantined,
         warnings=warnings,

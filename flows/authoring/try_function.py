@@ -31,7 +31,7 @@ from gristmill.dataprep.documents import (
     spread,
 )
 from gristmill.dataprep.readers.document_shards import ShardWriter
-from gristmill.dataprep.readers.extraction_guard import Guard, Limits, extract_pages
+from gristmill.dataprep.readers.extraction_guard import Guard, extract_pages
 from gristmill.dataprep.readers.ingest import DEFAULT_EXTRACTOR, own_records, reading_of
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.parquet import TableReader
@@ -150,7 +150,6 @@ def _sample_of_files(
     writer = ShardWriter(
         folder, "00000", name, section.shard_bytes, section.max_document_bytes
     )
-    limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     failures: list[tuple[str, Rejected]] = []
     num_sampled = 0
     with contextlib.ExitStack() as stack:
@@ -158,7 +157,8 @@ def _sample_of_files(
             Guard(
                 reading.extract or DEFAULT_EXTRACTOR,
                 source.extract_options.model_dump(),
-                limits,
+                section.extract_seconds,
+                section.extract_memory_bytes,
             )
         )
         tables = stack.enter_context(TableReader())

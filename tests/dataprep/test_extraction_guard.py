@@ -5,13 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gristmill.dataprep.readers.extraction_guard import (
     ExtractorError,
     Guard,
-    Limits,
     extract_pages,
 )
 from gristmill.dataprep.readers.html import EXTRACTORS
@@ -27,8 +27,6 @@ from gristmill.dataprep.readers.records import (
 from gristmill.mixtures.schema.sources import ExtractOptions
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
-
-FAST = Limits(seconds=0.2)
 
 EXTRACTOR = '''
 """An extractor that obeys the page."""
@@ -80,10 +78,10 @@ def page(content: str | bytes, number: int = 1, **metadata: str) -> Page:
 def run(
     extractor: str,
     items: list[Read],
-    limits: Limits = Limits(),  # noqa: B008
     reading: Reading | None = None,
+    **limits: Any,
 ) -> list[Read]:
-    with Guard(extractor, {}, limits) as guard:
+    with Guard(extractor, {}, **limits) as guard:
         return list(extract_pages(items, guard, reading or Reading()))
 
 
@@ -134,7 +132,6 @@ def test_pages_become_documents_in_place(extractor: str) -> None:
 def test_failing_page_is_rejected_alone(
     extractor: str, bad: str | bytes, error: str
 ) -> None:
-    limits = Limits(seconds=0.2, memory_bytes=512 << 20)
     items: list[Read] = [
         page("a", 1),
         page("b", 2),
@@ -142,7 +139,9 @@ def test_failing_page_is_rejected_alone(
         page("d", 4),
         page("e", 5),
     ]
-    *before, rejected, fourth, fifth = run(extractor, items, limits)
+    *before, rejected, fourth, fifth = run(
+        extractor, items, seconds=0.2, memory_bytes=512 << 20
+    )
     assert texts([*before, fourth, fifth]) == ["A", "B", "D", "E"]
     assert isinstance(rejected, Rejected)
     assert rejected.number == 3
@@ -167,7 +166,9 @@ def test_consecutive_failing_pages_keep_their_own_errors(extractor: str) -> None
         "ValueError: two lines",
         "signal 11",
     ]
-    for text, fact in zip(texts(run(extractor, items, FAST)), facts, strict=True):
+    for text, fact in zip(
+        texts(run(extractor, items, seconds=0.2)), facts, strict=True
+    ):
         assert fact in text
 
 
@@ -227,9 +228,9 @@ def test_guard_ends_its_process(extractor: str) -> None:
 )
 def test_extractor_ends_with_its_parent(extractor: str) -> None:
     code = f"""
-from gristmill.dataprep.readers.extraction_guard import Guard, Limits
+from gristmill.dataprep.readers.extraction_guard import Guard
 from gristmill.dataprep.readers.records import Page
-guard = Guard({extractor!r}, {{}}, Limits(seconds=1e6))
+guard = Guard({extractor!r}, {{}}, 1e6)
 guard.submit(Page(1, "l", b"spin", "utf-8"))
 print(guard._child.pid, flush=True)
 guard.collect()

@@ -311,7 +311,7 @@ def test_shards_do_not_depend_on_pending_rows(
                 (
                     counts,
                     writer.first_quarantined,
-                    writer.too_long,
+                    writer.totals,
                     writer.shards,
                     {file.name: file.read_bytes() for file in out.rglob("*.parquet")},
                 )
