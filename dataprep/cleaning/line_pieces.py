@@ -17,11 +17,9 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.edits import (
     Edit,
-    apply_edits,
     derive_edits,
     edits_array,
     edits_column,
-    then,
 )
 from gristmill.dataprep.text.kernels import Bytes, Flags, kernel
 from gristmill.dataprep.text.spans import NEWLINE, strip
@@ -166,29 +164,27 @@ def rows_array(rows: np.ndarray, offsets: np.ndarray) -> pa.Array:
 
 def edit_lines(
     texts: pa.Array,
-    edits: pa.Array,
     may_match: str,
-    steps: Sequence[tuple[int, Callable[[str], str | None]]],
+    rules: Sequence[tuple[int, Callable[[str], str | None]]],
     counts: np.ndarray,
     sizes: np.ndarray,
 ) -> pa.Array:
-    """Add edits by functions of single lines, for lines that are rare; each step also
+    """Edits by functions of single lines, for lines that are rare; each rule also
     strips the text.
 
     Args:
-        texts, edits: n strings, and their edits so far.
+        texts: n strings.
         may_match: expression of RE2, ignoring case, for texts that may change.
-        steps: number of a rule, and its function: line -> edited line, or None to
+        rules: number of a rule, and its function: line -> edited line, or None to
             remove it.
         counts, sizes: int64 of shape (n, rules), to which numbers of changed lines, and
             of removed bytes, are added.
     """
-    edited_texts = apply_edits(texts, edits)
-    candidates = pc.match_substring_regex(edited_texts, may_match, ignore_case=True)
+    candidates = pc.match_substring_regex(texts, may_match, ignore_case=True)
     new_edits: list[Sequence[Edit]] = [()] * len(texts)
     for row in np.flatnonzero(candidates).tolist():
-        before = text = edited_texts[row].as_py()
-        for rule, edit in steps:
+        before = text = texts[row].as_py()
+        for rule, edit in rules:
             kept = []
             for line in text.split("\n"):
                 edited = edit(line)
@@ -201,4 +197,4 @@ def edit_lines(
                     )
             text = "\n".join(kept).strip()
         new_edits[row] = [*derive_edits(before, text)]
-    return then(edits, edits_array(new_edits))
+    return edits_array(new_edits)

@@ -42,7 +42,7 @@ from gristmill.dataprep.cleaning.line_pieces import (
     rows_array,
     strip_pieces,
 )
-from gristmill.dataprep.edits import RuleEdits
+from gristmill.dataprep.edits import RuleEdits, apply_edits, then
 from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import end_of_line, strip
 from gristmill.dataprep.text.unicode_tables import (
@@ -100,13 +100,15 @@ def c4_lines(texts: pa.Array, options: C4Lines) -> RuleEdits:
         JAVASCRIPT: ("javascript",) if options.javascript else (),
         POLICY: POLICY_PHRASES if options.policy else (),
     }
-    steps = [
+    rules = [
         (rule, partial(_drop_line, phrases=of_rule))
         for rule, of_rule in phrases.items()
     ]
     may_match = "|".join(chain(*phrases.values()))
     if may_match:
-        edits = edit_lines(texts, edits, may_match, steps, counts, sizes)
+        edited = apply_edits(texts, edits)
+        new_edits = edit_lines(edited, may_match, rules, counts, sizes)
+        edits = then(edits, new_edits)
     return RuleEdits(edits, counts, sizes)
 
 

@@ -44,9 +44,7 @@ from gristmill.dataprep.cleaning.line_pieces import (
     line_words,
     new_rows,
     push,
-    push_edits,
     rows_array,
-    strip_pieces,
 )
 from gristmill.dataprep.edits import (
     Edit,
@@ -55,8 +53,16 @@ from gristmill.dataprep.edits import (
     edits_array,
     then,
 )
-from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
-from gristmill.dataprep.text.spans import skip_to_newlines
+from gristmill.dataprep.text.kernels import (
+    Bytes,
+    Flags,
+    Offsets,
+    inner_kernel,
+    kernel,
+    text_buffers,
+)
+from gristmill.dataprep.text.spans import NEWLINE, strip
+from gristmill.dataprep.text.swar import find_byte
 from gristmill.dataprep.text.unicode_tables import (
     code_point_flags,
     decode,
@@ -103,32 +109,33 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
         (DIGITS, options.max_digit_ratio),
         (COUNTERS, options.counters or None),
         (FEW_WORDS, options.min_words or None),
+        (SUBSTRINGS, options.max_substring_words if options.substrings else None),
     ):
         if limit is None:
             continue
         if rule == COUNTERS:
             may_match = "|".join([UNSTRIPPED, *COUNTED])
-            steps = [(COUNTERS, _drop_counter)]
-            edits = edit_lines(texts, edits, may_match, steps, counts, sizes)
-            continue
-        rows, firsts = _drop_lines(
-            *text_buffers(apply_edits(texts, edits)),
-            code_point_flags(),
-            character_classes(),
-            rule,
-            float(limit),
-            counts,
-            sizes,
-        )
-        edits = then(edits, rows_array(rows, firsts))
-    if options.substrings:
-        most_words = options.max_substring_words
-        cuts = [
-            partial(_cut_substring, substring=substring, most_words=most_words)
-            for substring in CUT_SUBSTRINGS
-        ]
-        steps = [(SUBSTRINGS, cut) for cut in cuts]
-        edits = edit_lines(texts, edits, MAY_CUT, steps, counts, sizes)
+            rules = [(rule, _drop_counter)]
+            new_edits = edit_lines(texts, may_match, rules, counts, sizes)
+        elif rule == SUBSTRINGS:
+            rules = [
+                (rule, partial(_cut_substring, substring=cut, most_words=limit))
+                for cut in CUT_SUBSTRINGS
+            ]
+            new_edits = edit_lines(texts, MAY_CUT, rules, counts, sizes)
+        else:
+            rows, firsts = _drop_lines(
+                *text_buffers(texts),
+                code_point_flags(),
+                character_classes(),
+                rule,
+                float(limit),
+                counts,
+                sizes,
+            )
+            new_edits = rows_array(rows, firsts)
+        texts = apply_edits(texts, new_edits)
+        edits = then(edits, new_edits)
     return RuleEdits(edits, counts, sizes)
 
 
@@ -143,63 +150,53 @@ def _drop_lines(
     counts: np.ndarray,
     sizes: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    number = len(offsets) - 1
     edits = new_rows()
     edit_count = 0
-    firsts = np.zeros(number + 1, np.int64)
-    lines = new_rows()
+    firsts = np.zeros(len(offsets), np.int64)
+    line = new_rows()[:1]
     flag = UPPER if rule == UPPERCASE else DIGIT
-    for text in range(number):
-        lines, last = _push_lines(lines, data, offsets[text], offsets[text + 1])
-        first, kept = 0, 0
-        for line in range(last):
-            begin, end = lines[line, BEGIN], lines[line, END]
-            is_removed = False
-            if rule == FEW_WORDS and begin < end:
-                piece = lines[line : line + 1]
-                is_removed = line_words(data, piece, flags, int(limit)) < limit
-            elif begin < end:
-                is_removed = _ratio(data, begin, end, classes, flag) > limit
-            if is_removed:
-                counts[text, rule] += 1
-                sizes[text, rule] += end - begin
+    for text in range(len(offsets) - 1):
+        start, end = offsets[text], offsets[text + 1]
+        begin, has_line = start, False
+        kept_end = start
+        # after the last line that is not blank
+        last_count, last_end = edit_count, start
+        while begin <= end:
+            stop = find_byte(data, begin, end, NEWLINE)
+            line[0, BEGIN], line[0, END] = begin, stop
+            if begin == stop:
+                is_dropped = False
+            elif rule == FEW_WORDS:
+                is_dropped = line_words(data, line, flags, int(limit)) < limit
             else:
-                lines[kept] = lines[line]
-                kept += 1
-        if rule != FEW_WORDS:
-            first, kept = strip_pieces(data, lines, first, kept, flags)
-        edits, edit_count = push_edits(
-            edits,
-            edit_count,
-            data,
-            offsets[text],
-            offsets[text + 1],
-            lines,
-            first,
-            kept,
-        )
+                is_dropped = _ratio(data, begin, stop, classes, flag) > limit
+            first, last = begin, stop
+            if rule != FEW_WORDS:
+                first, last = strip(data, begin, stop, flags)
+            is_text = first < last or rule == FEW_WORDS
+            if is_dropped:
+                counts[text, rule] += 1
+                sizes[text, rule] += stop - begin
+            elif is_text or has_line:
+                gap_end = begin - 1 if has_line else first
+                if kept_end < gap_end:
+                    edits = push(
+                        edits, edit_count, kept_end - start, gap_end - start, 0
+                    )
+                    edit_count += 1
+                has_line, kept_end = True, stop
+                if is_text:
+                    last_count, last_end = edit_count, last
+            begin = stop + 1
+        edit_count = last_count
+        if last_end < end:
+            edits = push(edits, edit_count, last_end - start, end - start, 0)
+            edit_count += 1
         firsts[text + 1] = edit_count
     return edits[:edit_count], firsts
 
 
-@kernel
-def _push_lines(
-    lines: np.ndarray, data: Bytes, begin: int, end: int
-) -> tuple[np.ndarray, int]:
-    """Lines of a text, as by `str.split` at newlines: one more than there are
-    newlines.
-    """
-    count = 0
-    while True:
-        stop = skip_to_newlines(data, begin, end, 1)
-        lines = push(lines, count, begin, stop, 1)
-        count += 1
-        if stop == end:
-            return lines, count
-        begin = stop + 1
-
-
-@kernel
+@inner_kernel
 def _ratio(data: Bytes, begin: int, end: int, classes: Flags, flag: int) -> float:
     """Share of the code points that have a flag."""
     flagged = 0
