@@ -83,7 +83,7 @@ def libraries(manifest: Manifest) -> Iterator[Library]:
 
 STAGE = Stage(
     INGEST,
-    5,
+    6,
     "gristmill.dataprep.readers.ingest:run",
     configure,
     needs,

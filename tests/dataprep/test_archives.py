@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from identify.vendor.licenses import LICENSES
 
 from gristmill.dataprep.readers.readers import read_records
 from gristmill.dataprep.readers.records import (
@@ -80,6 +82,31 @@ def test_members_are_read_like_files_with_the_archive_in_their_locator(
     ((part, number, error),) = errors(records)
     assert (part, number) == ("in/a.jsonl.gz", 2)
     assert error.startswith("not valid JSON")
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.zip"])
+def test_text_members_have_the_licence_of_the_nearest_folder(
+    tmp_path: Path, name: str
+) -> None:
+    licences = {spdx: text.encode() for spdx, text in LICENSES}
+    members = {
+        "x/a.txt": b"plain",
+        "x/a.jsonl": b'{"text": "x"}',
+        "x/y/LICENSE": licences["ISC"],
+        "x/y/b.txt": b"plain",
+        "x/LICENSE": licences["MIT"],
+        "c.txt": b"plain",
+    }
+    assert {
+        item.locator: json.loads(item.metadata).get("licence")
+        for item in read(tmp_path / name, PACK[name](members))
+        if isinstance(item, Record)
+    } == {
+        f"{name}/x/a.txt": "MIT",
+        f"{name}/x/a.jsonl#1": None,
+        f"{name}/x/y/b.txt": "ISC",
+        f"{name}/c.txt": None,
+    }
 
 
 def test_folders_links_hidden_and_unknown_members_are_skipped(tmp_path: Path) -> None:

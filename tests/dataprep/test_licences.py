@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from upath import UPath
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table
@@ -18,14 +19,12 @@ from gristmill.dataprep.licences import licences
 from gristmill.dataprep.licences.folder_licence import (
     FolderLicences,
     licence_of_text,
-    of_folder,
 )
 from gristmill.dataprep.licences.statements import of_header, of_metadata
 from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.readers.page_rights import page_rights
-from gristmill.dataprep.readers.sources import listing
-from gristmill.mixtures.schema.sources import Source
 from gristmill.mixtures.steps.licences import Licences
+from tests.dataprep.source_files import listed
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 WORDS = "Some words that stand in for the text of a page or a file. " * 5
@@ -134,7 +133,7 @@ def test_package_metadata(
     name: str, content: str, licence: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content)
-    statement = of_folder(tmp_path)
+    statement = FolderLicences(tmp_path).of(tmp_path)
     assert (None if statement is None else statement.licence) == licence
 
 
@@ -157,23 +156,27 @@ def test_nearest_folder_states_the_licence_and_none_above_the_source(
     root = tmp_path / "checkout" / "data"
     (root / "a" / "b").mkdir(parents=True)
     (tmp_path / "checkout" / "LICENSE").write_text(licence_text("MIT"))
-    assert FolderLicences(f"{root}/").of(root / "a") is None
+    assert FolderLicences(root).of(root / "a") is None
     (root / "LICENSE-MIT").write_text(licence_text("MIT"))
     (root / "COPYING").write_text(licence_text("ISC"))
     (root / "a" / "package.json").write_text('{"license": "0BSD"}')
-    folders = FolderLicences(f"{root}/")
+    folders = FolderLicences(root)
     assert [
         statement and (statement.licence, statement.by)
         for statement in map(folders.of, (root, root / "a" / "b"))
     ] == [("ISC AND MIT", "file"), ("0BSD", "package")]
 
 
-def test_listing_changes_with_the_licence_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(WORDS)
-    source = Source.model_validate({"path": f"{tmp_path}/*.txt"})
-    assert "licence" not in listing("s", source)[0]
-    (tmp_path / "LICENSE").write_text(licence_text("ISC"))
-    assert listing("s", source)[0]["licence"] == "ISC"
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_listing_changes_with_the_licence_of_a_folder(
+    tmp_path: Path, place: str
+) -> None:
+    folder = tmp_path if place == "local" else UPath(f"memory:/{tmp_path}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.txt").write_text(WORDS)
+    assert "licence" not in listed(f"{folder}/*.txt")[0]
+    (folder / "LICENSE").write_text(licence_text("ISC"))
+    assert listed(f"{folder}/*.txt")[0]["licence"] == "ISC"
 
 
 @pytest.fixture
