@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 
+from gristmill.dataprep.readers.records import one_line
 from gristmill.dataprep.readers.sources import DatasetError, DatasetFolder
 
 _METADATA = re.compile(r"metadata/v?(\d+)(?:-[^/]*)?\.metadata\.json")
@@ -40,7 +41,7 @@ def data_files(folder: DatasetFolder, split: str | None) -> list[str]:
         tasks = list(table.scan().plan_files())
     except Exception as error:  # each store and file format has its own errors
         raise DatasetError(
-            f"cannot be listed by its {newest}: {' '.join(str(error).split())}; a "
+            f"cannot be listed by its {newest}: {one_line(error)}; a "
             "table that was moved must be rewritten there"
         ) from error
     root = _without_scheme(table.location())

@@ -153,20 +153,15 @@ def settle_repeats(
             "ORDER BY shard, place"
         )
         numbers = connection.execute(
-            "SELECT shard, count(*) FROM repeats GROUP BY shard ORDER BY shard"
+            "SELECT shard, count(*), min(place) FROM repeats GROUP BY shard ORDER BY shard"
         ).fetchall()
         if not numbers:
             return None
 
-        def repeated_rows(shard: int) -> np.ndarray:
-            return connection.execute(
-                "SELECT place FROM repeats WHERE shard = ? ORDER BY place", [shard]
-            ).fetchnumpy()["place"]
-
-        documents = sum(number for _, number in numbers)
-        first_shard, _ = numbers[0]
+        documents = sum(number for _, number, _ in numbers)
+        first_shard, _, first_row = numbers[0]
         locators = read_table(shards[first_shard], ["locator"])["locator"]
-        first: str = locators[int(repeated_rows(first_shard)[0])].as_py()
+        first: str = locators[first_row].as_py()
         if refuse:
             raise DuplicateIdError(
                 f"source {source!r}: {documents} records repeat the id and the "
@@ -175,11 +170,15 @@ def settle_repeats(
                 "keep the first of each with `on_repeat: keep_first`"
             )
         tasks = []
-        for shard, _ in numbers:
+        for shard, _, _ in numbers:
             path = shards[shard]
             rows = context.work / f"{job}-rows" / path.name
             dropped = context.work / f"{job}-dropped" / path.name
-            write_table(rows, pa.table({"row": repeated_rows(shard)}))
+            repeated_rows = connection.execute(
+                "SELECT place AS row FROM repeats WHERE shard = ? ORDER BY place",
+                [shard],
+            )
+            write_table(rows, pa.table(repeated_rows.fetchnumpy()))
             # may be from an earlier attempt, with a shard that was written again since
             dropped.unlink(missing_ok=True)
             payload = Repetitive(
@@ -199,7 +198,7 @@ def settle_repeats(
             sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True
         ) as writer,
     ):
-        for task, (_, number) in zip(tasks, numbers, strict=True):
+        for task, (_, number, _) in zip(tasks, numbers, strict=True):
             repeats = read_table(as_path(task.payload["dropped"]))
             text_bytes += pc.sum(repeats["text_bytes"]).as_py()
             rows_of_shard = {
@@ -210,7 +209,7 @@ def settle_repeats(
                 "reason": [REPEATED] * number,
             }
             writer.write_table(pa.table(rows_of_shard, DROPPED_SCHEMA), ROW_GROUP_ROWS)
-    emptied = sum(number == sizes[shard] for shard, number in numbers)
+    emptied = sum(number == sizes[shard] for shard, number, _ in numbers)
     return Repeats(source, documents, text_bytes, first, emptied)
 
 

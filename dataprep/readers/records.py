@@ -326,13 +326,12 @@ def from_row(
         record = make_record(number, locator, html, metadata)
         if not isinstance(record, Record):
             return record
-        if isinstance(text, str):
-            return Page(number, locator, text.encode(), UTF8, metadata=metadata)
+        encoding = UTF8 if isinstance(text, str) else reading.encoding or AUTO
         return Page(
             number,
             locator,
-            text,
-            reading.encoding or AUTO,
+            text.encode() if isinstance(text, str) else text,
+            encoding,
             metadata=metadata,
             errors=reading.encoding_errors,
         )
@@ -411,5 +410,5 @@ def kind(value: Any) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Message of an error without line breaks."""
-    return " ".join(str(error).split())
+    """Message of an error without line breaks; its class if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__

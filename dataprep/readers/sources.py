@@ -39,6 +39,7 @@ from gristmill.dataprep.readers.pythondocs import (
     python_listing,
     python_parts,
 )
+from gristmill.dataprep.readers.records import one_line
 from gristmill.mixtures.hub_paths import HUB, is_hub_model
 from gristmill.mixtures.schema.sources import DATASETS, DocumentFiles, OwnListing
 from gristmill.mixtures.user_code import OwnCodeError
@@ -364,7 +365,7 @@ def _find(path: str) -> Matches:
         if isinstance(error, ImportError):
             raise SourceError(f"{path}: {not_installed(protocol, error)}") from error
         raise SourceError(
-            f"{path} cannot be listed: {' '.join(str(error).split())}; correct the "
+            f"{path} cannot be listed: {one_line(error)}; correct the "
             "URL, or the access to it"
         ) from error
 
@@ -391,63 +392,67 @@ def find_files(name: str, source: DocumentFiles) -> SourceListing:
             an `hf` folder lacks the split.
     """
     with _about(f"source {name!r}"):
-        return _find_files(source)
-
-
-def _find_files(source: DocumentFiles) -> SourceListing:
-    path = source.path
-    source_format = OWN if source.read else source.format
-    if source.list is not None:
-        with _about("list"):
-            files = [
-                _source_file(item, source_format) for item in _listed(source.list, path)
-            ]
-        return SourceListing(files, by=source.list.use.reference)
-    if is_python_source(path):
-        return SourceListing(
-            [SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)]
-        )
-    if "://" in path and "::" in path:
-        raise SourceError(
-            f"{path} is a chain of URLs; name the archive itself, its members are read"
-        )
-    kind, matches = _find(path)
-    if source_format in DATASETS:
-        if kind != "folder":
-            raise SourceError(
-                f"{path} must be a folder, since its format is {source_format}"
+        path = source.path
+        source_format = OWN if source.read else source.format
+        if source.list is not None:
+            with _about("list"):
+                files = [
+                    _source_file(item, source_format)
+                    for item in _listed(source.list, path)
+                ]
+            return SourceListing(files, by=source.list.use.reference)
+        if is_python_source(path):
+            return SourceListing(
+                [
+                    SourceFile(part, path, 0, "", "python", "")
+                    for part in python_parts(path)
+                ]
             )
-        file_by_name = {item.name: item for item in matches}
-        layout = import_module(f"gristmill.dataprep.readers.dataset_{source_format}")
-        split = None if source.split is None else str(source.split)
-        try:
-            names = layout.data_files(DatasetFolder(path, file_by_name), split)
-        except DatasetError as error:
-            raise SourceError(f"the dataset {path} {error}") from error
-        return SourceListing(
-            [_source_file(file_by_name[name], "auto") for name in names]
+        if "://" in path and "::" in path:
+            raise SourceError(
+                f"{path} is a chain of URLs; name the archive itself, its members are read"
+            )
+        kind, matches = _find(path)
+        if source_format in DATASETS:
+            if kind != "folder":
+                raise SourceError(
+                    f"{path} must be a folder, since its format is {source_format}"
+                )
+            file_by_name = {item.name: item for item in matches}
+            layout = import_module(
+                f"gristmill.dataprep.readers.dataset_{source_format}"
+            )
+            split = None if source.split is None else str(source.split)
+            try:
+                names = layout.data_files(DatasetFolder(path, file_by_name), split)
+            except DatasetError as error:
+                raise SourceError(f"the dataset {path} {error}") from error
+            return SourceListing(
+                [_source_file(file_by_name[name], "auto") for name in names]
+            )
+        selected = [
+            item
+            for item in matches
+            if kind != "folder"
+            or source_format in ("text", OWN)
+            or split_compression(item.name)[0]
+            in (FORMAT_OF if source_format == "auto" else FORMATS[source_format])
+        ]
+        ignored = Counter(
+            PurePosixPath(item.name).suffix or "(none)"
+            for item in set(matches).difference(selected)
         )
-    selected = [
-        item
-        for item in matches
-        if kind != "folder"
-        or source_format in ("text", OWN)
-        or split_compression(item.name)[0]
-        in (FORMAT_OF if source_format == "auto" else FORMATS[source_format])
-    ]
-    ignored = Counter(
-        PurePosixPath(item.name).suffix or "(none)"
-        for item in set(matches).difference(selected)
-    )
-    ignored_by_extension = dict(sorted(ignored.items()))
-    if not selected:
-        raise SourceError(_nothing(kind, path, source_format, ignored_by_extension))
-    explicit = split_compression(PurePosixPath(path).name)[0] if kind == "glob" else ""
-    files = [
-        _source_file(item, source_format, explicit)
-        for item in sorted(selected, key=lambda item: item.name)
-    ]
-    return SourceListing(_with_licences(files), ignored_by_extension)
+        ignored_by_extension = dict(sorted(ignored.items()))
+        if not selected:
+            raise SourceError(_nothing(kind, path, source_format, ignored_by_extension))
+        explicit = (
+            split_compression(PurePosixPath(path).name)[0] if kind == "glob" else ""
+        )
+        files = [
+            _source_file(item, source_format, explicit)
+            for item in sorted(selected, key=lambda item: item.name)
+        ]
+        return SourceListing(_with_licences(files), ignored_by_extension)
 
 
 def _with_licences(files: Sequence[SourceFile]) -> list[SourceFile]:

@@ -26,6 +26,7 @@ from gristmill.dataprep.readers.guarded import (
     limit_resource,
     serve,
 )
+from gristmill.dataprep.readers.records import one_line
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
@@ -132,13 +133,9 @@ def _answers(settings: TableSettings, request: TableRequest) -> Iterator[Answer]
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise CorruptFileError(f"{request.damaged}: {_one_line(error)}") from error
+        raise CorruptFileError(f"{request.damaged}: {one_line(error)}") from error
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _lost(request: TableRequest, error: Exception, rows: int | None) -> LostRows:
@@ -149,7 +146,7 @@ def _lost(request: TableRequest, error: Exception, rows: int | None) -> LostRows
         isinstance(error, OSError) and error.errno is not None
     ):
         raise error
-    return LostRows(rows, CorruptFileError(f"{request.damaged}: {_one_line(error)}"))
+    return LostRows(rows, CorruptFileError(f"{request.damaged}: {one_line(error)}"))
 
 
 def _parquet(
@@ -261,7 +258,7 @@ def _damage_of(batch: pa.RecordBatch) -> str | None:
             for column in batch.columns:
                 column.view(as_bytes(column.type)).validate(full=True)
         except pa.ArrowInvalid as error:
-            return _one_line(error)
+            return one_line(error)
     return None
 
 

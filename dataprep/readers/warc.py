@@ -161,13 +161,8 @@ def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
             )
 
 
-@dataclass(frozen=True)
-class _Record:
-    """Description of a record: its header by lower-case names."""
-
-    headers: Mapping[str, str]
-    is_http: bool
-    is_conversion: bool = False
+Headers = Mapping[str, str]
+"""Header of a record, by lower-case names; `warc-type` in lower case."""
 
 
 @dataclass
@@ -179,18 +174,18 @@ class _WarcReader:
 
     def record(self, number: int, stored: Stored) -> Read:
         """Convert a record."""
-        record = self.describe(number, stored)
-        if not isinstance(record, _Record):
-            return record
+        headers = self.describe(number, stored)
+        if not isinstance(headers, dict):
+            return headers
         if stored.block is None:
             most = compression.MAX_RECORD_BYTES >> 20
             return Rejected(number, f"the record is longer than {most} MiB")
         try:
-            return self._convert(number, record, stored.block)
+            return self._convert(number, headers, stored.block)
         except (_BrokenError, UndecodableError) as error:
             return Rejected(number, str(error), excerpt(stored.block))
 
-    def describe(self, number: int, stored: Stored) -> _Record | Read:
+    def describe(self, number: int, stored: Stored) -> dict[str, str] | Read:
         """Read the header of a record; its continuation lines are joined (RFC 822,
         3.1.1), as the format allows.
         """
@@ -207,11 +202,9 @@ class _WarcReader:
         headers = {
             name.strip().lower(): value.strip() for name, colon, value in pairs if colon
         }
-        is_http = headers.get("content-type", "").startswith("application/http")
-        return _Record(headers, is_http, kind == "conversion")
+        return {**headers, "warc-type": kind}
 
-    def _convert(self, number: int, record: _Record, block: bytes) -> Read:
-        headers = record.headers
+    def _convert(self, number: int, headers: Headers, block: bytes) -> Read:
         # wget adds angle brackets
         url = headers.get("warc-target-uri", "").removeprefix("<").removesuffix(">")
         identity = headers.get("warc-record-id", "").strip("<>")
@@ -223,11 +216,12 @@ class _WarcReader:
             "date": headers.get("warc-date", ""),
             "truncated": headers.get("warc-truncated", ""),
         }
-        if record.is_conversion:
-            metadata["content_type"] = _media_type(headers.get("content-type", ""))
+        content_type = headers.get("content-type", "")
+        if headers.get("warc-type") == "conversion":
+            metadata["content_type"] = _media_type(content_type)
             metadata["language"] = headers.get("warc-identified-content-language", "")
             return self._text(number, locator, block, metadata, UTF8)
-        if not record.is_http:
+        if not content_type.startswith("application/http"):
             return Skipped("response of another protocol than HTTP", candidate=True)
         block = _normalize_line_ends(block)
         end = block.find(_EMPTY_LINE)
@@ -300,7 +294,7 @@ class _ArcReader(_WarcReader):
 
     fields: int = ARC_FIELDS
 
-    def describe(self, number: int, stored: Stored) -> _Record | Read:
+    def describe(self, number: int, stored: Stored) -> dict[str, str] | Read:
         """Read the line about a record."""
         if stored.header.startswith(_ARC_BEGIN):
             names = (stored.block or b"").splitlines()[1:2]
@@ -319,12 +313,12 @@ class _ArcReader(_WarcReader):
                 f"the line about the record has {len(fields)} fields",
                 excerpt(record_line),
             )
-        headers = {
+        is_http = fields[0].lower().startswith(("http://", "https://"))
+        return {
             "warc-target-uri": fields[0].strip(),
             "warc-date": _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2]),
+            "content-type": "application/http" if is_http else "",
         }
-        is_http = fields[0].lower().startswith(("http://", "https://"))
-        return _Record(headers, is_http)
 
 
 def _crawl(block: bytes) -> dict[str, str]:

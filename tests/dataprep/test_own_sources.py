@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.readers import document_shards, ingest
+from gristmill.dataprep.readers import ingest
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.records import Reading, Record
 from gristmill.dataprep.readers.sources import SourceError, listing
@@ -195,39 +195,6 @@ def test_workers_do_not_change_a_byte(
         )
     assert file_contents(tmp_path / "out1") == file_contents(tmp_path / "out2")
     assert len(file_contents(tmp_path / "out1")) > 4
-
-
-@pytest.mark.slow
-def test_resumed_run_writes_the_same_bytes(
-    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = write(
-        tmp_path / "notes",
-        **{f"n{number}": f"text {number}\nmore {number}" for number in range(12)},
-    )
-    source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
-    expected = run(tmp_path / "whole", source, make_context("work1"), shard_bytes=40)
-    original, written = document_shards.write_table, []
-
-    def failing(path: Path, table: Any) -> None:
-        if len(written) == 3:
-            raise OSError(28, "No space left on device")
-        written.append(path.name)
-        original(path, table)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(document_shards, "write_table", failing)
-        with pytest.raises(Exception, match="No space left"):
-            run(tmp_path / "out", source, make_context("work2"), shard_bytes=40)
-    kept = {
-        path: path.stat().st_mtime_ns
-        for path in (tmp_path / "out").glob("part-00000-*")
-    }
-    assert (
-        run(tmp_path / "out", source, make_context("work2"), shard_bytes=40) == expected
-    )
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert file_contents(tmp_path / "out") == file_contents(tmp_path / "whole")
 
 
 CRASHES = """
