@@ -350,33 +350,30 @@ def plan(
     of both.
     """
     tasks: list[Task[IngestPayload]] = []
+    size = 0
     for name, source in sorted(sources.items()):
-        reading = reading_of(source)
-        listing = listings[name]
-        group: list[SourceFile] = []
-        size = 0
-        for place, file in enumerate(listing.files, start=1):
-            group.append(file)
-            following = listing.files[place : place + 1]
-            size += file.size
-            is_split = source.limit is None and any(
-                size + entry.size > shard_bytes or entry.format == "python"
-                for entry in following
+        groups: list[list[SourceFile]] = []
+        for file in listings[name].files:
+            is_full = source.limit is None and (
+                size + file.size > shard_bytes or file.format == "python"
             )
-            if following and not is_split:
-                continue
+            if not groups or is_full:
+                groups.append([])
+                size = 0
+            groups[-1].append(file)
+            size += file.size
+        for group in groups:
             payload = IngestPayload(
                 source=name,
-                files=[asdict(entry) for entry in group],
-                reading=asdict(reading),
+                files=[asdict(file) for file in group],
+                reading=asdict(reading_of(source)),
                 extract_options=source.extract_options.model_dump(),
                 limit=source.limit,
             )
             if source.read:
                 payload["read"] = source.read.model_dump(mode="json")
-            tasks.append(Task(f"{len(tasks):05d}", payload, size))
-            group = []
-            size = 0
+            group_bytes = sum(file.size for file in group)
+            tasks.append(Task(f"{len(tasks):05d}", payload, group_bytes))
     return tasks
 
 

@@ -185,7 +185,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "nowhere.txt").symlink_to(tmp_path / "missing.txt")
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
     for path in (tmp_path, tmp_path / "*.txt"):
-        assert [file.name for file in files_of(path)] == [
+        assert names(path) == [
             "a.txt",
             "link.txt",
         ]
@@ -203,11 +203,11 @@ def test_link_out_of_its_folder_is_an_error_that_names_both(tmp_path: Path) -> N
             SourceError, match=r"source 's': .*corpus/a\.txt .*secret\.txt"
         ):
             find(path)
-    assert [file.name for file in files_of(folder / "a.txt")] == ["a.txt"]
+    assert names(folder / "a.txt") == ["a.txt"]
     (tmp_path / "current").symlink_to(folder)
     (folder / "a.txt").unlink()
     (folder / "b.txt").write_text("b")
-    assert [file.name for file in files_of(tmp_path / "current")] == ["b.txt"]
+    assert names(tmp_path / "current") == ["b.txt"]
 
 
 def test_hub_cache_snapshot_can_link_to_its_blobs(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_hub_cache_snapshot_can_link_to_its_blobs(tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshots" / "4567"
     snapshot.mkdir(parents=True)
     (snapshot / "train.jsonl").symlink_to("../../blobs/0123")
-    assert [file.name for file in files_of(snapshot)] == ["train.jsonl"]
+    assert names(snapshot) == ["train.jsonl"]
 
 
 def test_store_inside_a_source_is_not_read(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_store_inside_a_source_is_not_read(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("Words.")
     for path in (tmp_path, tmp_path / "**" / "*.txt"):
-        assert [file.name for file in files_of(path)] == ["a.txt", "deeper/b.txt"]
+        assert names(path) == ["a.txt", "deeper/b.txt"]
     inside = find(tmp_path / "gristmill-store" / "**" / "*.txt", name="books")
     assert [file.name for file in inside.files] == ["runs/one/c.txt"]
 

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ from tests.dataprep.source_files import errors, files_of, read
 from tests.dataprep.warc_records import arc, http, record
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
 
 
 def pages(records: list[Read]) -> list[bytes]:
@@ -313,31 +321,19 @@ def test_xz_and_arc_crawls_are_read_from_folders(tmp_path: Path) -> None:
     assert len(pages(records_of_file["d.arc.gz"])) == 3
 
 
-@pytest.mark.parametrize("extension", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("extension", PACK)
 @pytest.mark.parametrize("cut", ["in a page", "in a header", "in a skipped record"])
 def test_truncated_file_yields_the_pages_before_and_one_rejected_record(
     tmp_path: Path, extension: str, cut: str
 ) -> None:
-    parts = [
+    *intact, last = [
         record("response", http(b"<p>%d</p>" % n + b"x" * 300), n) for n in range(3)
     ]
-    intact, last = b"".join(parts[:2]), parts[2]
     if cut == "in a skipped record":
         last = record("request", b"GET / HTTP/1.1\r\n" + b"x" * 300)
     last = last[:40] if cut == "in a header" else last[:-100]
-    content = intact + last
-    if extension == ".gz":
-        content = (
-            gzip.compress(parts[0])
-            + gzip.compress(parts[1])
-            + gzip.compress(last + bytes(99))[:-20]
-        )
-    if extension == ".zst":
-        content = (
-            zstandard.ZstdCompressor().compress(intact)
-            + zstandard.ZstdCompressor().compress(last)[:-5]
-        )
-    records = read(tmp_path / f"a.warc{extension}", content)
+    packed = b"".join(map(PACK[extension], [*intact, last]))
+    records = read(tmp_path / f"a.warc{extension}", packed[: -5 if extension else None])
     assert [page[:8] for page in pages(records)] == [b"<p>0</p>", b"<p>1</p>"]
     assert len(records) == 3
     (error,) = errors(records).values()
