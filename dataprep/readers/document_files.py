@@ -19,12 +19,14 @@ from gristmill.dataprep.readers.charsets import AUTO, decode
 from gristmill.dataprep.readers.html import Extracted, Options, all_text
 
 LINE_HYPHEN = re.compile(
-    r"(?P<begin>[\w-]*)(?:[\x02\ufffe]|(?<=[^\W\d_])[-\u00ad\u2010] *(?=\r\n))(?:\r\n)?(?P<end>\w*)"
+    r"(?<![\w-])(?P<begin>[\w-]*)"
+    r"(?:[\x02\ufffe]|(?<=[^\W\d_])[-\u00ad\u2010] *(?=\r\n\w))(?:\r\n)?"
+    r"(?=(?P<end>\w*))"
 )
-"""A word with a hyphen at the end of a line: PDFium's mark for it, or one that it did
-not mark.
+"""A word up to a hyphen at the end of a line, PDFium's mark for it or one without a
+mark; and the beginning of the next line.
 """
-COMPOUND = re.compile(r"[^\W\d_]+-[^\W\d_]+")
+COMPOUND = re.compile(r"\b[^\W\d_]+-[^\W\d_]+")
 PARAGRAPH_JOINT = "\n\n"
 EPUB_FIELDS = {
     "title": "title",
@@ -73,7 +75,7 @@ def join_hyphenated(pages: Sequence[str]) -> list[str]:
         begin, end = word["begin"], word["end"]
         is_compound = "-" in begin or f"{begin}-{end}".lower() in compounds
         hyphen = "-" if is_compound or not end[:1].islower() else ""
-        return f"{begin}{hyphen}{end}"
+        return begin + hyphen
 
     return [LINE_HYPHEN.sub(join, page).replace("\r\n", "\n") for page in pages]
 
