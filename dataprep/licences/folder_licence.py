@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from email import message_from_string
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from gristmill.core.files import as_path
 from gristmill.dataprep.licences.statements import Statement
 from gristmill.dataprep.readers.records import field_of
 from gristmill.mixtures.spdx import join, spdx_of
@@ -46,13 +46,13 @@ have an object.
 """
 
 
-def folder_texts(folder: Path) -> dict[str, str]:
+def folder_texts(folder: str) -> dict[str, str]:
     """Texts of the files of a folder, local or remote, that may state its licence;
     unreadable ones are left out.
     """
     texts = {}
     with suppress(OSError):
-        for path in sorted(folder.iterdir(), key=str):
+        for path in sorted(as_path(folder or "/").iterdir(), key=str):
             with suppress(OSError):
                 if (
                     states_licence(path.name)
@@ -74,20 +74,20 @@ class FolderLicences:
     counts: a folder of data may lie in a checkout with another licence.
 
     Attributes:
-        root: the outermost folder.
+        root: the outermost folder, without a slash at its end.
         texts_of: folder -> texts of its files that may state a licence, by name.
     """
 
-    root: Path
-    texts_of: Callable[[Path], Mapping[str, str]] = folder_texts
-    _statements: dict[Path, Statement | None] = field(default_factory=dict)
+    root: str
+    texts_of: Callable[[str], Mapping[str, str]] = folder_texts
+    _statements: dict[str, Statement | None] = field(default_factory=dict)
 
-    def of(self, folder: Path) -> Statement | None:
+    def of(self, folder: str) -> Statement | None:
         """Statement in the folder, or the nearest above it."""
         if folder not in self._statements:
             statement = statement_of(self.texts_of(folder))
-            if statement is None and self.root in folder.parents:
-                statement = self.of(folder.parent)
+            if statement is None and folder.startswith(f"{self.root}/"):
+                statement = self.of(folder.rpartition("/")[0])
             self._statements[folder] = statement
         return self._statements[folder]
 

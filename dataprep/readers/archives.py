@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Literal, Self, cast
 
 from gristmill.dataprep.licences.folder_licence import (
@@ -154,19 +154,19 @@ def read_tar(item: Input, read_member: ReadMember) -> Iterator[Read]:
 
 def member_licences(item: Input, read_archive: ReadArchive) -> FolderLicences:
     """Licences of the folders of an archive, which is read for these alone."""
-    texts: defaultdict[Path, dict[str, str]] = defaultdict(dict)
+    texts: defaultdict[str, dict[str, str]] = defaultdict(dict)
 
     def note(member: Input) -> None:
-        path = Path(member.name)
-        if states_licence(path.name):
+        folder, _, name = member.name.rpartition("/")
+        if states_licence(name):
             with suppress(CorruptFileError), member.path.open("rb") as stream:
                 content = stream.read(MAX_BYTES + 1)
                 if len(content) <= MAX_BYTES:
-                    texts[path.parent][path.name] = content.decode("utf-8", "replace")
+                    texts[folder][name] = content.decode("utf-8", "replace")
 
     for _ in read_archive(item, note):
         pass
-    return FolderLicences(Path(item.name), texts.__getitem__)
+    return FolderLicences(item.name, texts.__getitem__)
 
 
 def read_zip(item: Input, read_member: ReadMember) -> Iterator[Read]:

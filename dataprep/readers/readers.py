@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.readers import compression
@@ -122,7 +121,8 @@ def _read_archive(file: SourceFile, item: Input, reading: Reading) -> Iterator[R
             form = file.members if is_read else None
         if form is None or form not in _READERS:
             return None
-        statement = licences().of(Path(member.name).parent) if form == "text" else None
+        folder = member.name.rpartition("/")[0]
+        statement = licences().of(folder) if form == "text" else None
         metadata = {} if statement is None else statement.metadata()
         member = replace(member, compression=packed, metadata=metadata)
         return _READERS[form](member, reading)

@@ -464,9 +464,9 @@ def _with_licences(files: Sequence[SourceFile]) -> list[SourceFile]:
     for file in files:
         # a web server does not list its folders
         if file.format == "text" and not file.location.startswith("http"):
-            root = file.location.removesuffix(file.name) or "/"
-            licences = folders.setdefault(root, FolderLicences(as_path(root)))
-            statement = licences.of(as_path(file.location).parent)
+            root = file.location.removesuffix(f"/{file.name}")
+            licences = folders.setdefault(root, FolderLicences(root))
+            statement = licences.of(file.location.rpartition("/")[0])
             if statement is not None:
                 file = replace(file, metadata=statement.metadata())
         licensed.append(file)

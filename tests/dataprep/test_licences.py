@@ -133,7 +133,7 @@ def test_package_metadata(
     name: str, content: str, licence: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content)
-    statement = FolderLicences(tmp_path).of(tmp_path)
+    statement = FolderLicences(str(tmp_path)).of(str(tmp_path))
     assert (None if statement is None else statement.licence) == licence
 
 
@@ -156,14 +156,14 @@ def test_nearest_folder_states_the_licence_and_none_above_the_source(
     root = tmp_path / "checkout" / "data"
     (root / "a" / "b").mkdir(parents=True)
     (tmp_path / "checkout" / "LICENSE").write_text(licence_text("MIT"))
-    assert FolderLicences(root).of(root / "a") is None
+    assert FolderLicences(str(root)).of(f"{root}/a") is None
     (root / "LICENSE-MIT").write_text(licence_text("MIT"))
     (root / "COPYING").write_text(licence_text("ISC"))
     (root / "a" / "package.json").write_text('{"license": "0BSD"}')
-    folders = FolderLicences(root)
+    folders = FolderLicences(str(root))
     assert [
         statement and (statement.licence, statement.by)
-        for statement in map(folders.of, (root, root / "a" / "b"))
+        for statement in map(folders.of, (str(root), f"{root}/a/b"))
     ] == [("ISC AND MIT", "file"), ("0BSD", "package")]
 
 
