@@ -11,7 +11,6 @@ import bz2
 import io
 import lzma
 import zlib
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -258,8 +257,7 @@ class _StoredBytes:
         self._stream = stream
         self._step = step
         self._waiting = b""
-        self._kept: deque[bytes] = deque()
-        self._kept_bytes = 0
+        self._kept = bytearray()
         self.end = 0
         """Offset after the bytes read."""
         self.member = begin
@@ -274,7 +272,8 @@ class _StoredBytes:
         data = self._waiting[:size] or self._stream.read(size)
         self._waiting = self._waiting[size:]
         self.end += len(data)
-        self._keep(data)
+        self._kept += data
+        del self._kept[:-_KEPT_BYTES]
         data = data[self._passed :]
         self._passed = 0
         return data
@@ -282,16 +281,7 @@ class _StoredBytes:
     def begin(self, remaining: int) -> None:
         """Start a member, `remaining` bytes before the end of the bytes read."""
         self.member = self.end - remaining
-        last_step = self._kept[-1]
-        self._kept.clear()
-        self._kept_bytes = 0
-        self._keep(last_step)
-
-    def _keep(self, data: bytes) -> None:
-        self._kept.append(data)
-        self._kept_bytes += len(data)
-        while self._kept_bytes > _KEPT_BYTES:
-            self._kept_bytes -= len(self._kept.popleft())
+        del self._kept[:-remaining]
 
     def pass_to_next(self, compression: str) -> bool:
         """Skip to the next sound member after the start of the current one; False if
@@ -300,7 +290,7 @@ class _StoredBytes:
         magic = _MAGICS[compression]
         # data may contain a magic number by chance, so some bytes after it must decode
         probe_bytes = _step_bytes(compression)
-        window = b"".join(self._kept) + self._waiting
+        window = bytes(self._kept) + self._waiting
         first = self.end + len(self._waiting) - len(window)
         position = max(self.member + 1 - first, 0)
         peeked = len(self._waiting)
@@ -319,7 +309,6 @@ class _StoredBytes:
                 self.end = first + position
                 self._waiting = window[position:]
                 self._kept.clear()
-                self._kept_bytes = 0
                 return True
             if at_end:
                 if isinstance(self._stream, Metered):
