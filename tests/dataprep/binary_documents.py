@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping, Sequence
+
+from tests.dataprep.archive_files import make_zip
 
 PIXEL = b"q 99 0 0 99 9 9 cm BI /W 1 /H 1 /BPC 8 /CS /G ID \x00 EI Q"
 """Content of a page that is one picture, as a scanner writes it."""
@@ -49,15 +49,6 @@ def make_pdf(pages: Sequence[Sequence[str] | bytes], title: str = "") -> bytes:
             len(content),
         )
     )
-
-
-def make_zip(members: Mapping[str, str]) -> bytes:
-    """Zip archive of texts."""
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as archive:
-        for name, text in members.items():
-            archive.writestr(name, text)
-    return sink.getvalue()
 
 
 def make_docx(body: str) -> bytes:

@@ -5,7 +5,6 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from gristmill.dataprep.readers.records import (
     Skipped,
 )
 from gristmill.dataprep.readers.sources import SourceError
+from tests.dataprep.archive_files import make_tar, make_zip
 from tests.dataprep.source_files import files_of, find, read, texts
 
 MEMBERS = {
@@ -33,30 +33,12 @@ MEMBERS = {
 }
 
 
-def tar(members: Mapping[str, bytes], names: list[str] | None = None) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in names or members:
-            info = tarfile.TarInfo(name)
-            info.size = len(members[name])
-            archive.addfile(info, io.BytesIO(members[name]))
-    return buffer.getvalue()
-
-
-def zipped(members: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return buffer.getvalue()
-
-
 PACK = {
-    "a.tar": tar,
-    "a.tar.gz": lambda members: gzip.compress(tar(members)),
-    "a.tgz": lambda members: gzip.compress(tar(members)),
-    "a.tar.zst": lambda members: zstandard.ZstdCompressor().compress(tar(members)),
-    "a.zip": zipped,
+    "a.tar": make_tar,
+    "a.tar.gz": lambda members: gzip.compress(make_tar(members)),
+    "a.tgz": lambda members: gzip.compress(make_tar(members)),
+    "a.tar.zst": lambda members: zstandard.ZstdCompressor().compress(make_tar(members)),
+    "a.zip": make_zip,
 }
 
 
@@ -112,7 +94,7 @@ def test_text_members_have_the_licence_of_the_nearest_folder(
 def test_folders_links_hidden_and_unknown_members_are_skipped(tmp_path: Path) -> None:
     records = read(
         tmp_path / "a.zip",
-        zipped(
+        make_zip(
             {
                 "dir/": b"",
                 ".git/x.txt": b"h",
@@ -137,9 +119,9 @@ def test_format_selects_members(tmp_path: Path) -> None:
     members = {"a.txt": b"a", "b.png": b"b", "c": b"c", "d.html": b"d"}
     expected = {"text": ["a", "b", "c", "d"], "jsonl": [], "auto": ["a"]}
     for format, expected_texts in expected.items():
-        records = read(tmp_path / "a.tar", tar(members), format=format)
+        records = read(tmp_path / "a.tar", make_tar(members), format=format)
         assert texts(records) == expected_texts
-    records = read(tmp_path / "a.tar", tar(members), format="html")
+    records = read(tmp_path / "a.tar", make_tar(members), format="html")
     assert [item.locator for item in records if isinstance(item, Page)] == [
         "a.tar/c",
         "a.tar/d.html",
@@ -147,7 +129,7 @@ def test_format_selects_members(tmp_path: Path) -> None:
 
 
 def test_repeated_member_names_get_distinct_locators(tmp_path: Path) -> None:
-    records = read(tmp_path / "a.tar", tar({"a.txt": b"same"}, ["a.txt", "a.txt"]))
+    records = read(tmp_path / "a.tar", make_tar({"a.txt": b"same"}, ["a.txt", "a.txt"]))
     assert [item.locator for item in records if isinstance(item, Record)] == [
         "a.tar/a.txt",
         "a.tar;2/a.txt",
@@ -167,7 +149,9 @@ def test_repeated_member_names_get_distinct_locators(tmp_path: Path) -> None:
 def test_truncated_tar_yields_the_members_before_the_damage(
     tmp_path: Path, keep: int, expected_texts: list[str]
 ) -> None:
-    records = read(tmp_path / "a.tar", tar({"a.txt": b"one", "b.txt": b"two"})[:keep])
+    records = read(
+        tmp_path / "a.tar", make_tar({"a.txt": b"one", "b.txt": b"two"})[:keep]
+    )
     assert texts(records) == expected_texts
     assert len(errors(records)) == 1
 
@@ -175,7 +159,7 @@ def test_truncated_tar_yields_the_members_before_the_damage(
 def test_gzip_stream_truncated_after_the_last_member_is_reported(
     tmp_path: Path,
 ) -> None:
-    packed = gzip.compress(tar({"a.txt": b"one"}))[:-4]
+    packed = gzip.compress(make_tar({"a.txt": b"one"}))[:-4]
     (document, damage) = read(tmp_path / "b.tar.gz", packed)
     assert isinstance(document, Record)
     assert isinstance(damage, Rejected)
@@ -195,7 +179,7 @@ def test_invalid_archive_is_one_quarantined_record(
 
 def test_damaged_or_encrypted_zip_member_costs_only_itself(tmp_path: Path) -> None:
     content = bytearray(
-        zipped({"a.txt": b"first " * 50, "b.txt": b"second", "c.txt": b"third"})
+        make_zip({"a.txt": b"first " * 50, "b.txt": b"second", "c.txt": b"third"})
     )
     content[40] ^= 0xFF
     central = content.index(b"PK\x01\x02")
@@ -216,7 +200,7 @@ def test_damaged_or_encrypted_zip_member_costs_only_itself(tmp_path: Path) -> No
 def test_unreadable_zip_member_of_any_format_costs_only_itself(
     tmp_path: Path, member: str
 ) -> None:
-    content = bytearray(zipped({"a.txt": b"first", member: b"x", "c.txt": b"third"}))
+    content = bytearray(make_zip({"a.txt": b"first", member: b"x", "c.txt": b"third"}))
     second_header = content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 4)
     content[second_header + 8] |= 1  # encrypted
     content[content.index(b"PK\x03\x04", 4) + 6] |= 1
@@ -243,7 +227,7 @@ def test_damaged_lzma_member_of_a_zip_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_damaged_zip_member_of_rows_costs_only_itself(tmp_path: Path) -> None:
-    content = bytearray(zipped({"a.csv": b"text\none\ntwo\n", "b.txt": b"last"}))
+    content = bytearray(make_zip({"a.csv": b"text\none\ntwo\n", "b.txt": b"last"}))
     central = content.index(b"PK\x01\x02")
     content[central + 16] ^= 0xFF  # checksum of a.csv
     records = read(tmp_path / "a.zip", bytes(content))
@@ -259,7 +243,7 @@ def test_archives_are_read_from_any_store_and_url_chains_are_rejected() -> None:
 
     root = UPath("memory://archive-test")
     root.mkdir(parents=True, exist_ok=True)
-    (root / "a.zip").write_bytes(zipped({"a.txt": b"far"}))
+    (root / "a.zip").write_bytes(make_zip({"a.txt": b"far"}))
     (file,) = files_of("memory://archive-test/a.zip")
     assert list(read_records(file, Reading())) == [
         Record(1, "a.zip/a.txt", "far", "{}")
@@ -269,13 +253,13 @@ def test_archives_are_read_from_any_store_and_url_chains_are_rejected() -> None:
 
 
 def test_parquet_members_are_rejected(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_bytes(zipped({}))
+    (tmp_path / "a.zip").write_bytes(make_zip({}))
     with pytest.raises(SourceError, match=r"a\.zip: parquet .*unpack"):
         find(tmp_path / "a.zip", format="parquet")
 
 
 def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
-    content = bytearray(tar({"a.txt": b"one", "b.txt": b"two", "c.txt": b"three"}))
+    content = bytearray(make_tar({"a.txt": b"one", "b.txt": b"two", "c.txt": b"three"}))
     content[1024 + 150] ^= 0xFF  # in the checksum of the second member
     records = read(tmp_path / "a.tar", bytes(content))
     assert texts(records) == [
@@ -286,7 +270,7 @@ def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
 
 
 def test_damaged_headers_of_all_members_of_a_tar_are_reported(tmp_path: Path) -> None:
-    content = tar({"a.txt": b"one", "b.txt": b"two"})
+    content = make_tar({"a.txt": b"one", "b.txt": b"two"})
     records = read(tmp_path / "a.tar", bytes(13) + content[:-13])
     assert [(item.number, item.lost) for item in records] == [(1, None)]
 
@@ -298,7 +282,7 @@ def test_damage_never_loses_a_member_silently(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     members = {f"{number}.txt": b"text %d " % number * 40 for number in range(3)}
-    name, pack = data.draw(st.sampled_from([("d.tar", tar), ("d.zip", zipped)]))
+    name, pack = data.draw(st.sampled_from([("d.tar", make_tar), ("d.zip", make_zip)]))
     content = bytearray(pack(members))
     limit = 3 * 1024 if name == "d.tar" else len(content)
     for _ in range(data.draw(st.integers(1, 3))):

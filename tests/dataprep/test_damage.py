@@ -8,7 +8,6 @@ import io
 import json
 import random
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from gristmill.dataprep.readers import compression, ingest
 from gristmill.dataprep.readers.document_shards import Damaged, lost_records
 from gristmill.dataprep.readers.readers import read_file
 from gristmill.dataprep.readers.records import Ended, Reading
+from tests.dataprep.archive_files import make_tar, make_zip
 from tests.dataprep.source_files import files_of
 from tests.dataprep.warc_records import record
 
@@ -60,22 +60,11 @@ def warc(file: int, member: Callable[[bytes], bytes] = bytes) -> bytes:
     )
 
 
-def tar(file: int) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for number, text in enumerate(texts(file)):
-            member = tarfile.TarInfo(f"{file}/{number:04d}.txt")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return buffer.getvalue()
-
-
-def packed_zip(file: int) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, text in enumerate(texts(file)):
-            archive.writestr(f"{number:04d}.txt", text)
-    return buffer.getvalue()
+def members(file: int) -> dict[str, bytes]:
+    return {
+        f"{file}/{number:04d}.txt": text.encode()
+        for number, text in enumerate(texts(file))
+    }
 
 
 def parquet(file: int) -> bytes:
@@ -105,9 +94,9 @@ FORMS: dict[str, Callable[[int], bytes]] = {
     ".warc": warc,
     ".warc.gz": lambda file: warc(file, gzip.compress),
     ".warc.zst": lambda file: warc(file, zstandard.ZstdCompressor().compress),
-    ".tar": tar,
-    ".tar.gz": lambda file: gzip.compress(tar(file)),
-    ".zip": packed_zip,
+    ".tar": lambda file: make_tar(members(file)),
+    ".tar.gz": lambda file: gzip.compress(make_tar(members(file))),
+    ".zip": lambda file: make_zip(members(file)),
     ".parquet": parquet,
     ".arrow": arrow,
 }

@@ -16,12 +16,12 @@ from gristmill.dataprep.readers.document_files import PARSERS, DocumentError, pa
 from gristmill.dataprep.readers.extraction_guard import JOINT, part_ends
 from gristmill.dataprep.readers.sources import DOCUMENT_FORMATS, SourceError
 from gristmill.mixtures.schema.sources import ExtractOptions
+from tests.dataprep.archive_files import make_zip
 from tests.dataprep.binary_documents import (
     PIXEL,
     make_docx,
     make_epub,
     make_pdf,
-    make_zip,
     paragraph,
     table,
 )
