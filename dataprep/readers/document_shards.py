@@ -255,10 +255,9 @@ class ShardWriter:
     _buffered_rows: int = 0
     _tables: list[pa.Table] = field(default_factory=list)
     """Buffered documents."""
-    _pending: list[Record] = field(default_factory=list)
-    """Documents of `_file` after those of `_tables`."""
+    _pending: list[tuple[str, Record]] = field(default_factory=list)
+    """Files and documents after those of `_tables`."""
     _pending_characters: int = 0
-    _file: str = ""
     _rows: dict[str, list[Mapping[str, object]]] = field(
         default_factory=lambda: {folder: [] for folder in ROW_SCHEMAS}
     )
@@ -289,11 +288,8 @@ class ShardWriter:
         """Add a record read from `file`; pages must have been extracted."""
         if self.is_full:
             return
-        if not isinstance(record, Record) or file != self._file:
-            self._settle()
         if isinstance(record, Record):
-            self._file = file
-            self._pending.append(record)
+            self._pending.append((file, record))
             self._pending_characters += len(record.text)
             if (
                 self._pending_characters >= PENDING_CHARACTERS
@@ -301,6 +297,7 @@ class ShardWriter:
             ):
                 self._settle()
         elif isinstance(record, Rejected):
+            self._settle()  # may reject documents before it
             self._reject(file, record)
         elif isinstance(record, Dropped):
             self.dropped[record.reason] += 1
@@ -342,12 +339,12 @@ class ShardWriter:
 
     def _settle(self) -> None:
         """Convert pending documents to columns, and write the shards that they fill."""
-        documents = self._pending
-        if not documents:
+        if not self._pending:
             return
+        files, records = zip(*self._pending, strict=True)
         self._pending = []
         self._pending_characters = 0
-        numbers, *columns, replaced = zip(*documents, strict=True)
+        numbers, *columns, replaced = zip(*records, strict=True)
         locators, texts, metadata = map(
             pa.array, columns, (pa.string(), pa.large_string(), pa.string())
         )
@@ -362,14 +359,14 @@ class ShardWriter:
                 "raise that"
             )
             text = excerpt(columns[1][place])
-            self._reject(self._file, Rejected(numbers[place], error, text))
-        places = np.array(replaced)[fits]
+            self._reject(files[place], Rejected(numbers[place], error, text))
+        places = np.array(replaced)[fits]  # U+FFFD of each document
         self.totals["replaced"].update(
             records=np.count_nonzero(places), places=int(places.sum())
         )
         ids = hash_documents(self.source.encode("utf-8"), locators, texts)
         source = pa.DictionaryArray.from_arrays(
-            np.zeros(len(documents), np.int32), [self.source]
+            np.zeros(len(files), np.int32), [self.source]
         )
         table = pa.table(
             [ids, source, locators, texts, metadata], schema=DOCUMENT_SCHEMA
