@@ -362,7 +362,7 @@ class ShardWriter:
             self._reject(files[place], Rejected(numbers[place], error, text))
         places = np.array(replaced)[fits]  # U+FFFD of each document
         self.totals["replaced"].update(
-            records=np.count_nonzero(places), places=int(places.sum())
+            records=int(np.count_nonzero(places)), places=int(places.sum())
         )
         ids = hash_documents(self.source.encode("utf-8"), locators, texts)
         source = pa.DictionaryArray.from_arrays(
