@@ -165,36 +165,33 @@ def rows_array(rows: np.ndarray, offsets: np.ndarray) -> pa.Array:
 def edit_lines(
     texts: pa.Array,
     may_match: str,
-    rules: Sequence[tuple[int, Callable[[str], str | None]]],
+    rule: int,
+    edit: Callable[[str], str | None],
     counts: np.ndarray,
     sizes: np.ndarray,
 ) -> pa.Array:
-    """Edits by functions of single lines, for lines that are rare; each rule also
-    strips the text.
+    """Edits by a function of single lines, for lines that are rare; the texts that have
+    one are also stripped.
 
     Args:
         texts: n strings.
         may_match: expression of RE2, ignoring case, for texts that may change.
-        rules: number of a rule, and its function: line -> edited line, or None to
-            remove it.
+        rule: its number.
+        edit: line -> edited line, or None to remove it.
         counts, sizes: int64 of shape (n, rules), to which numbers of changed lines, and
             of removed bytes, are added.
     """
     candidates = pc.match_substring_regex(texts, may_match, ignore_case=True)
     new_edits: list[Sequence[Edit]] = [()] * len(texts)
     for row in np.flatnonzero(candidates).tolist():
-        before = text = texts[row].as_py()
-        for rule, edit in rules:
-            kept = []
-            for line in text.split("\n"):
-                edited = edit(line)
-                if edited is not None:
-                    kept.append(edited)
-                if edited != line:
-                    counts[row, rule] += 1
-                    sizes[row, rule] += len(line.encode()) - len(
-                        (edited or "").encode()
-                    )
-            text = "\n".join(kept).strip()
-        new_edits[row] = [*derive_edits(before, text)]
+        text = texts[row].as_py()
+        kept = []
+        for line in text.split("\n"):
+            edited = edit(line)
+            if edited is not None:
+                kept.append(edited)
+            if edited != line:
+                counts[row, rule] += 1
+                sizes[row, rule] += len(line.encode()) - len((edited or "").encode())
+        new_edits[row] = [*derive_edits(text, "\n".join(kept).strip())]
     return edits_array(new_edits)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -96,19 +95,20 @@ def c4_lines(texts: pa.Array, options: C4Lines) -> RuleEdits:
         options.min_words,
     )
     edits = rows_array(rows, firsts)
-    phrases = {
-        JAVASCRIPT: ("javascript",) if options.javascript else (),
-        POLICY: POLICY_PHRASES if options.policy else (),
-    }
-    rules = [
-        (rule, partial(_drop_line, phrases=of_rule))
-        for rule, of_rule in phrases.items()
-    ]
-    may_match = "|".join(chain(*phrases.values()))
-    if may_match:
-        edited = apply_edits(texts, edits)
-        new_edits = edit_lines(edited, may_match, rules, counts, sizes)
-        edits = then(edits, new_edits)
+    for rule, phrases in (
+        (JAVASCRIPT, ("javascript",) if options.javascript else ()),
+        (POLICY, POLICY_PHRASES if options.policy else ()),
+    ):
+        if phrases:
+            new_edits = edit_lines(
+                apply_edits(texts, edits),
+                "|".join(phrases),
+                rule,
+                partial(_drop_line, phrases=phrases),
+                counts,
+                sizes,
+            )
+            edits = then(edits, new_edits)
     return RuleEdits(edits, counts, sizes)
 
 

@@ -82,15 +82,21 @@ RULES = (
     "dclm_substrings",
 )
 UPPERCASE, DIGITS, COUNTERS, FEW_WORDS, SUBSTRINGS = range(len(RULES))
-CUT_SUBSTRINGS = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (r"\s?items in cart", r"\s?read more...$", r"^sign-in\s?")
-)
 _BLANK = r"\t\x0b-\r \pZ\x1c-\x1f\x{85}"
 UNSTRIPPED = rf"^[\n{_BLANK}]|[\n{_BLANK}]$"
-MAY_CUT = rf"{UNSTRIPPED}|\n[{_BLANK}]+\n|.tems .n cart|read more|s.gn-.n"
-"""Expression of RE2 for texts with blank lines or CUT_SUBSTRINGS; `.` stands for an
-`i`, which other letters match in Python.
+MAY_COUNT = rf"{UNSTRIPPED}|\pN[,.]*[kmb]?[{_BLANK}]+(?:{'|'.join(COUNTED)})"
+CUT_SUBSTRINGS = (
+    (
+        rf"{UNSTRIPPED}|\n[{_BLANK}]+\n|.tems .n cart",
+        "cart",
+        re.compile(r"\s?items in cart", re.IGNORECASE),
+    ),
+    ("read more", "more", re.compile(r"\s?read more...$", re.IGNORECASE)),
+    ("s.gn-.n", "gn-", re.compile(r"^sign-in\s?", re.IGNORECASE)),
+)
+"""Expression of RE2 for texts with a substring, in which `.` stands for an `i`, since
+other letters match that in Python; letters that a line has in lower case; the
+substring. The first also finds blank lines.
 """
 
 
@@ -109,20 +115,11 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
         (DIGITS, options.max_digit_ratio),
         (COUNTERS, options.counters or None),
         (FEW_WORDS, options.min_words or None),
-        (SUBSTRINGS, options.max_substring_words if options.substrings else None),
     ):
         if limit is None:
             continue
         if rule == COUNTERS:
-            may_match = "|".join([UNSTRIPPED, *COUNTED])
-            rules = [(rule, _drop_counter)]
-            new_edits = edit_lines(texts, may_match, rules, counts, sizes)
-        elif rule == SUBSTRINGS:
-            rules = [
-                (rule, partial(_cut_substring, substring=cut, most_words=limit))
-                for cut in CUT_SUBSTRINGS
-            ]
-            new_edits = edit_lines(texts, MAY_CUT, rules, counts, sizes)
+            new_edits = edit_lines(texts, MAY_COUNT, rule, _drop_counter, counts, sizes)
         else:
             rows, firsts = _drop_lines(
                 *text_buffers(texts),
@@ -134,6 +131,16 @@ def dclm_lines(texts: pa.Array, options: DclmLines) -> RuleEdits:
                 sizes,
             )
             new_edits = rows_array(rows, firsts)
+        texts = apply_edits(texts, new_edits)
+        edits = then(edits, new_edits)
+    for may_match, letters, substring in CUT_SUBSTRINGS if options.substrings else ():
+        cut = partial(
+            _cut_substring,
+            letters=letters,
+            substring=substring,
+            most_words=options.max_substring_words,
+        )
+        new_edits = edit_lines(texts, may_match, SUBSTRINGS, cut, counts, sizes)
         texts = apply_edits(texts, new_edits)
         edits = then(edits, new_edits)
     return RuleEdits(edits, counts, sizes)
@@ -214,11 +221,12 @@ def _drop_counter(line: str) -> str | None:
 
 
 def _cut_substring(
-    line: str, substring: re.Pattern[str], most_words: int
+    line: str, letters: str, substring: re.Pattern[str], most_words: int
 ) -> str | None:
     """A line without a substring, or None if nothing or whitespace is left."""
-    is_short = len(line.split()) <= most_words
-    cut = substring.sub("", line) if is_short else line
+    cut = line
+    if letters in line.lower() and len(line.split()) <= most_words:
+        cut = substring.sub("", line)
     return None if line and not cut.strip() else cut
 
 
