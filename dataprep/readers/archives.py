@@ -28,6 +28,7 @@ from gristmill.dataprep.readers.compression import (
     CorruptFileError,
     DecodedStream,
     Metered,
+    one_line,
 )
 from gristmill.dataprep.readers.records import (
     Dropped,
@@ -36,7 +37,6 @@ from gristmill.dataprep.readers.records import (
     Read,
     Rejected,
     Skipped,
-    one_line,
     with_end,
 )
 

@@ -85,6 +85,11 @@ class RecordTooLongError(ValueError):
     """A record is longer than MAX_RECORD_BYTES."""
 
 
+def one_line(error: BaseException) -> str:
+    """Message of an error without line breaks; its class if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class ByteStream(Protocol):
     """A binary stream that can be read in pieces."""
 

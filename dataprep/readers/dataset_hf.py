@@ -14,7 +14,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from gristmill.dataprep.readers.records import Fields, one_line
+from gristmill.dataprep.readers.compression import one_line
+from gristmill.dataprep.readers.records import Fields
 from gristmill.dataprep.readers.sources import DatasetError, DatasetFolder
 
 DEFAULT_SPLIT = "train"

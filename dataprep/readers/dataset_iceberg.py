@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from gristmill.dataprep.readers.records import one_line
+from gristmill.dataprep.readers.compression import one_line
 from gristmill.dataprep.readers.sources import DatasetError, DatasetFolder
 
 _METADATA = re.compile(r"metadata/v?(\d+)(?:-[^/]*)?\.metadata\.json")

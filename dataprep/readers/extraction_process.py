@@ -13,6 +13,7 @@ import resource
 import signal
 
 from gristmill.dataprep.readers.charsets import UndecodableError
+from gristmill.dataprep.readers.compression import one_line
 from gristmill.dataprep.readers.document_files import PARSERS, DocumentError
 from gristmill.dataprep.readers.guarded import (
     OUT_OF_MEMORY,
@@ -27,7 +28,7 @@ from gristmill.dataprep.readers.html import (
     extract,
     find_extractor,
 )
-from gristmill.dataprep.readers.records import HTML, Page, one_line
+from gristmill.dataprep.readers.records import HTML, Page
 
 WARM_UP = b"<html><head><title>t</title></head><body><p>Some text.</p></body></html>"
 READY = b"ready"

@@ -21,7 +21,12 @@ from typing import Any, TypedDict
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.readers import guarded
-from gristmill.dataprep.readers.compression import DecodedStream, Metered, RawStream
+from gristmill.dataprep.readers.compression import (
+    DecodedStream,
+    Metered,
+    RawStream,
+    one_line,
+)
 from gristmill.dataprep.readers.guarded import (
     SLEEP_FACTOR,
     EndedError,
@@ -38,7 +43,6 @@ from gristmill.dataprep.readers.records import (
     from_row,
     kind,
     metadata_json,
-    one_line,
     with_end,
 )
 from gristmill.dataprep.user_functions import (

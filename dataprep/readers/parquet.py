@@ -21,7 +21,7 @@ from gristmill.dataprep.readers.charsets import (
     most_replaced,
     replace_bad,
 )
-from gristmill.dataprep.readers.compression import CorruptFileError
+from gristmill.dataprep.readers.compression import CorruptFileError, one_line
 from gristmill.dataprep.readers.guarded import (
     OUT_OF_MEMORY,
     EndedError,
@@ -36,7 +36,6 @@ from gristmill.dataprep.readers.records import (
     Rejected,
     from_row,
     not_utf8,
-    one_line,
 )
 from gristmill.dataprep.readers.table_child import LostRows, TableRequest, as_bytes
 

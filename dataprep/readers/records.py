@@ -407,8 +407,3 @@ def kind(value: Any) -> str:
         type(None): "null",
     }
     return names.get(type(value), type(value).__name__)
-
-
-def one_line(error: BaseException) -> str:
-    """Message of an error without line breaks; its class if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -31,7 +31,7 @@ from gristmill.dataprep.readers.binary_formats import (
     format_of_extension,
     how_to_read,
 )
-from gristmill.dataprep.readers.compression import split_compression
+from gristmill.dataprep.readers.compression import one_line, split_compression
 from gristmill.dataprep.readers.own_sources import OwnProcess
 from gristmill.dataprep.readers.pythondocs import (
     ListedFile,
@@ -39,7 +39,6 @@ from gristmill.dataprep.readers.pythondocs import (
     python_listing,
     python_parts,
 )
-from gristmill.dataprep.readers.records import one_line
 from gristmill.mixtures.hub_paths import HUB, is_hub_model
 from gristmill.mixtures.schema.sources import DATASETS, DocumentFiles, OwnListing
 from gristmill.mixtures.user_code import OwnCodeError

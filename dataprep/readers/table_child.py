@@ -19,14 +19,17 @@ from typing import TypedDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.readers.compression import CorruptFileError, RecordTooLongError
+from gristmill.dataprep.readers.compression import (
+    CorruptFileError,
+    RecordTooLongError,
+    one_line,
+)
 from gristmill.dataprep.readers.guarded import (
     OUT_OF_MEMORY,
     begin,
     limit_resource,
     serve,
 )
-from gristmill.dataprep.readers.records import one_line
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
