@@ -367,7 +367,7 @@ def _decode_members(
         new_decoder: constructor from the start of a member.
     """
     most_decoded = _most_decoded(compression)
-    decoder = None
+    decoder: Any = None
     decoded = 0
     while data := stored.read():
         while data:
