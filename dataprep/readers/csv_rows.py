@@ -166,8 +166,8 @@ def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | Rejected]:
             broken = str(error)
         consumed = lines.number - before - 1
         if broken == "unexpected end of data":
-            error = "a quoted field is not closed before the file ends"
-            yield Rejected(0, error, lost=None if lines.unended else consumed)
+            problem = "a quoted field is not closed before the file ends"
+            yield Rejected(0, problem, lost=None if lines.unended else consumed)
         else:
             yield Rejected(0, f"not valid CSV: {broken}", lost=consumed)
 
