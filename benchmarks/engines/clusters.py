@@ -225,6 +225,8 @@ def start_dask(folder: Path, workers: int = 2, threads: int = 1) -> Cluster:
             "--no-nanny",
             "--local-directory",
             str(folder),
+            # samples the stacks of all threads every 10 ms
+            DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED="False",
         )
     return cluster
 

@@ -65,7 +65,7 @@ BOUNDS = {
     "ray": Bounds("ray-host", {300: 1.3, 800: 1.15}, 10.0),
     "dask": Bounds("dask-host", {300: 1.3, 800: 1.15}, 10.0),
     "spark": Bounds("spark-host", {300: 1.3, 800: 1.15}, 20.0),
-    "flink": Bounds("flink-external", {300: 2.0}, None),
+    "flink": Bounds("flink-host", {300: 2.0}, None),
 }
 """Engines in the order of their rows."""
 

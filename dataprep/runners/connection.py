@@ -59,7 +59,9 @@ class Job(NamedTuple):
         if self.threads == 1:
             return list(map(list, self.groups))
         number = len(self.groups)
-        size = max(number // (ROUNDS * num_slots), ROUNDS * self.threads)
+        # Ray starts workers for tasks that wait, even if no CPU is free
+        num_rounds = ROUNDS if num_slots > 1 else 1
+        size = max(number // (num_rounds * num_slots), ROUNDS * self.threads)
         num_elements = max(-(-number // size), min(num_slots, number))
         return [
             list(chain.from_iterable(self.groups[first::num_elements]))

@@ -351,8 +351,7 @@ def do_group(process: Process, records: str, group: Sequence[Element]) -> tuple[
     for name, payload in group:
         # Most records are missing, which takes one request to see; the folder is listed
         # only for an existing one.
-        is_recorded = len(group) > 1 and _read_record(folder, name) is not None
-        if not (is_recorded and read_records(folder, [name])):
+        if _read_record(folder, name) is None or not read_records(folder, [name]):
             do_task(process, records, name, payload)
     return ()
 
