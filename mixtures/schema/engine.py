@@ -439,12 +439,14 @@ class Engine(TrainingEngine, BeamEngine):
     - `ray` needs `address: auto` on a machine of the cluster (also in `ray job submit`),
       `HOST:6379` there, or `ray://HOST:10001` elsewhere. Each task asks for the
       resources in `options`, one CPU if absent, and for a GPU if it reads documents
-      with a model on a GPU and the cluster has one.
+      with a model on a GPU and the cluster has one. A task of several CPUs has as many
+      threads.
     - `dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed:
       lost shards are computed again.
     - `spark` needs `address: spark://host:7077` (or `yarn`, `local-cluster[2,1,1024]`,
       ...) and Spark in the cluster's version here (`SPARK_HOME`, or the package
-      `pyspark`). `options` are Spark's own settings.
+      `pyspark`). `options` are Spark's own settings; a task has `spark.task.cpus`
+      threads.
     - `flink` needs `address: host:8081` of a JobManager, Java, and Beam's job server
       for its version (option `flink_job_server_jar`), or the `job_endpoint` of a
       running one.
