@@ -12,14 +12,14 @@ from pathlib import Path
 from gristmill.core.files import write_text
 from gristmill.flows.pages.page_elements import (
     Figure,
+    Heading,
     Mark,
     Note,
     Page,
-    Section,
+    Part,
     Span,
     Table,
     Tone,
-    flatten,
     section_of,
     table,
 )
@@ -42,6 +42,7 @@ MARKS: dict[Decision, Mark] = {"better": "good", "worse": "bad", "cannot tell": 
 ARM_COLUMNS = {"arm": "", "kept": ">", "epochs": ".2f", "difference": ">"}
 ARM_COLUMNS |= {"seeds": ">", "decision": ""}
 CONTROL_COLUMNS = {"control": "", "difference": ">", "expected": "", "holds": ""}
+DROP_COLUMNS = {"set": "", "beside a random part of": "", "difference": ">"}
 
 
 def write_ablation(manifest_file: str, results: AblationResults) -> list[Path]:
@@ -58,8 +59,7 @@ def write_ablation(manifest_file: str, results: AblationResults) -> list[Path]:
 def print_ablation(results: AblationResults) -> None:
     """Print an ablation as text."""
     for trial in results.trials:
-        tables = [arms_table(trial), controls_table(trial)]
-        print_sections(section_of(heading(trial), tables))
+        print_sections(section_of(heading(trial), trial_parts(trial)))
     failed = [
         Note(f"{arm}: {error}", "warning") for arm, error in results.failed.items()
     ]
@@ -71,6 +71,17 @@ def print_ablation(results: AblationResults) -> None:
 def heading(trial: ComparedTrial) -> str:
     """Return the heading of a trial."""
     return f"{trial.trial.title}: {trial.tokens:,} tokens"
+
+
+def trial_parts(trial: ComparedTrial) -> list[Part]:
+    """Return the tables of a trial."""
+    return [
+        arms_table(trial),
+        Heading("Controls"),
+        controls_table(trial),
+        Heading("Sets of equal size"),
+        drops_table(trial),
+    ]
 
 
 def arms_table(trial: ComparedTrial) -> Table:
@@ -105,11 +116,19 @@ def controls_table(trial: ComparedTrial) -> Table:
         ]
         for control in trial.controls
     ]
+    return table(CONTROL_COLUMNS, rows)
+
+
+def drops_table(trial: ComparedTrial) -> Table:
+    """Return the comparisons of sets of equal size."""
+    rows = []
     for arm in trial.arms:
         if arm.random_drop is not None:
-            change = shown(arm.random_drop)
-            rows.append([f"{arm.arm} / random drop", change, "", ""])
-    return table(CONTROL_COLUMNS, rows)
+            names = (REFERENCE, arm.arm)
+            if arm.tokens_kept < trial.tokens_kept:
+                names = (arm.arm, REFERENCE)
+            rows.append([*names, shown(arm.random_drop)])
+    return table(DROP_COLUMNS, rows)
 
 
 def shown(change: Difference) -> str:
@@ -123,8 +142,8 @@ def describe_rule(results: AblationResults) -> Iterator[str]:
     yield (
         "rule: an arm is better or worse if it differs from the manifest by at least "
         f"{rule['smallest_difference']:g} {UNIT} with {rule['confidence']:.0%} "
-        f"confidence over all arms, at {results.rule['sizes'][-1]} and at every "
-        "learning rate and pool"
+        "confidence over all arms (intervals are those of each arm alone), at "
+        f"{results.rule['sizes'][-1]} and at every learning rate and pool"
     )
     earlier = results.earlier_rule
     if earlier is not None:
@@ -207,8 +226,8 @@ def page_of_ablation(name: str, results: AblationResults) -> Page:
             "over seeds; arms to the left of the line are better"
         )
         figure = Figure(intervals(rows, f"difference in {UNIT}"), caption)
-        parts = flatten([figure, arms_table(trial), controls_table(trial)])
-        sections.append(Section(heading(trial), parts))
+        parts = [figure, *trial_parts(trial)]
+        sections.append(section_of(heading(trial), parts))
     notes = [Note(sentence) for sentence in describe_verdict(results)]
     notes += [Note(sentence) for sentence in describe_rule(results)]
-    return Page(f"Ablation of {name}", sections, parts=notes)
+    return Page(f"Ablation of {name}", list(filter(None, sections)), parts=notes)
