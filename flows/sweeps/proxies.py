@@ -432,10 +432,10 @@ def _next_free(
 
 
 def _is_made_elsewhere(session: Session) -> bool:
-    """True if another run makes the mixture or the training now."""
+    """True if another run makes the documents, the mixture or the training now."""
     return any(
         running_owner(session.folder(stage).path / "lease") is not None
-        for stage in (MIX, PRETRAIN)
+        for stage in session.plan
     )
 
 

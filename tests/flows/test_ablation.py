@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import gristmill
+from gristmill.core.lease import acquire
 from gristmill.dataprep.user_code.shuffled_words import shuffle_words
 from gristmill.flows.cli.main import app
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
-from gristmill.flows.sweeps import ablation
+from gristmill.flows.sweeps import ablation, proxies
 from gristmill.flows.sweeps.ablation import AblationPlan, HeldOut, plan_ablation
 from gristmill.flows.sweeps.ablation_results import analyse_ablation
 from gristmill.flows.sweeps.arms import Variant, arms_of_rules, read_arms
@@ -205,6 +206,34 @@ def test_arms_of_a_trial_share_all_but_documents_and_controls_differ_as_they_say
     ratio = tiny.optimizer.learning_rate / section.optimizer.learning_rate
     assert ratio == pytest.approx(0.01)
     assert tiny.optimizer.weight_decay == section.optimizer.weight_decay
+
+
+@pytest.mark.usefixtures("project")
+def test_arm_whose_documents_another_run_filters_waits_for_the_free_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_ablation(settings_of(), "small.yaml", [], "store")
+    run = prepared(plan)
+    requests = [
+        Request(arm.name, 3, tuple(run.overrides(plan.trials[0], arm, {}, 3)))
+        for arm in plan.variants
+    ]
+    folder = plan.open(requests[0].overrides).folder("filter").path
+    lease = acquire(folder / "lease", lambda owner: None, lambda: True)
+    assert lease is not None
+    trained: list[str] = []
+    monkeypatch.setattr(proxies, "run_in_sequence", lambda *args: None)
+    monkeypatch.setattr(proxies, "measured", lambda *args: None)
+    monkeypatch.setattr(proxies, "packed_manifest", lambda session: {})
+    proxies.train_proxies(
+        plan,
+        requests,
+        lambda event: trained.append(event.message),  # type: ignore[union-attr]
+    )
+    lease.release()
+    arms = [message.split(": ")[1].split(",")[0] for message in trained]
+    # All arms but `plain` have the filter of the manifest.
+    assert arms == ["plain", "strict", "reference", "no-dedup", "no-books"]
 
 
 def prepared(plan: AblationPlan) -> ablation.AblationRun:
