@@ -169,7 +169,7 @@ class Look:
     ignored: Mapping[str, int] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """Describe the source in one line."""
+        """Describe the source in one line, and each remark in a further one."""
         parts = {
             f"{counted(self.files, 'file')}, {size(self.stored_bytes)}": True,
             f"format {self.format}": self.format != "auto",
@@ -179,9 +179,8 @@ class Look:
             "source code": self.is_code,
             f"about {size(self.text_bytes or 0)} of text": self.text_bytes,
         }
-        return ", ".join(
-            [*(text for text, is_shown in parts.items() if is_shown), *self.remarks]
-        )
+        facts = ", ".join(text for text, is_shown in parts.items() if is_shown)
+        return "\n  ".join([facts, *self.remarks])
 
 
 def look_at(name: str, path: str) -> Look:
@@ -263,13 +262,17 @@ def text_bytes_of(path: str, files: Sequence[SourceFile]) -> int:
 def _look_at_files(
     name: str, path: str, format_name: str, files: Sequence[SourceFile]
 ) -> Look:
-    places = sorted({0, len(files) // 2, len(files) - 1})
-    chosen = [files[place] for place in places[:SAMPLE_FILES]]
-    samples = [rows for file in chosen if (rows := sample_rows(file)) is not None]
+    chosen = []
+    for group in files_by_format(files).values():
+        places = sorted({0, len(group) // 2, len(group) - 1})
+        chosen += [group[place] for place in places[:SAMPLE_FILES]]
+    samples = {
+        file.name: rows for file in chosen if (rows := sample_rows(file)) is not None
+    }
     if not samples:
         return _look_at_texts(path, format_name, files, chosen)
     stored = sum(file.size for file in files)
-    rows = [row for sample in samples for row in sample]
+    rows = [row for sample in samples.values() for row in sample]
     if not rows:
         damage = [
             f": {file.name}: {error}"
@@ -293,9 +296,15 @@ def _look_at_files(
     ]
     remarks = []
     if len(texts) < len(rows):
+        others = [
+            name
+            for name, sample in samples.items()
+            if any(text_name not in _scalars(row) for row in sample)
+        ]
         remarks.append(
             f"{len(rows) - len(texts)} of {len(rows)} rows sampled have no "
-            f"{text_name!r}: they will be quarantined"
+            f"{text_name!r} ({join_first(others, SAMPLE_FILES)}): they will be "
+            "quarantined; read files with another field as a source of their own"
         )
     columns = {key for row in rows for key in row}
     for keys, kind, section in EXAMPLE_FIELDS:
@@ -471,9 +480,11 @@ def _content_ratio(files: Sequence[SourceFile]) -> float:
     for file in files:
         num_bytes: float = file.size
         if file.format == "parquet":
-            rows = sample_rows(file) or [{}]
-            with open_table(as_path(file.location)) as table:
-                num_bytes = fmean(map(_row_bytes, rows)) * table.metadata.num_rows
+            rows = sample_rows(file)
+            num_bytes = 0.0
+            if rows:  # none of a damaged file
+                with open_table(as_path(file.location)) as table:
+                    num_bytes = fmean(map(_row_bytes, rows)) * table.metadata.num_rows
         elif file.format == "zip":
             num_bytes = file.size * COMPRESSED_RATIO
         elif file.compression:

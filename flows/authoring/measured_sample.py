@@ -415,7 +415,7 @@ def print_look(name: str, look: Look, measured: MeasuredSample) -> None:
         ),
         Note(f"not read: {ignored}", "warning") if ignored else None,
         Heading(f"Sample: {counted(total, 'document')}, {size(sample.bytes)}"),
-        Note(f"of {sample.from_}", "plain"),
+        Note(f"from {sample.from_}", "plain"),
         [Note(f"unreadable: {entry}", "warning") for entry in unreadable],
         Heading("Languages"),
         Note(

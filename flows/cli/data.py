@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -36,17 +37,12 @@ if TYPE_CHECKING:
     from gristmill.flows.running.session import Session
 
 
-NEXT_STEPS = """\
-look at it, then: gristmill plan {target}
-                  gristmill run {target}"""
-
-
 @app.command()
 def new(
     file: Annotated[
         Path | None,
         Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="The manifest to write.  [default: NAME.yaml]",
             show_default=False,
         ),
@@ -103,6 +99,7 @@ def new(
         source_name,
         write_manifest,
     )
+    from gristmill.flows.running.session import program
 
     if not source:
         fail("nothing was written; give the data: gristmill new --source PATH")
@@ -121,7 +118,7 @@ def new(
             )
         paths[label] = path
     name = name or next(iter(paths))
-    target = file or Path(f"{name}.yaml")
+    target = new_file(file or Path(f"{name}.yaml"))
     sources = {}
     for label, path in paths.items():
         look = look_at(label, anchored(path))
@@ -141,8 +138,12 @@ def new(
         vocabulary,
     )
     text = write_manifest(wishes, sources, str(target))
-    save_manifest(target, text)
-    echo(f"\nwritten: {target}\n{NEXT_STEPS.format(target=target)}")
+    write_text(target, text)
+    quoted = shlex.quote(str(target))
+    echo(
+        f"\nwritten: {target}\nlook at it, then: {program()} plan {quoted}\n"
+        f"                  {program()} run {quoted}"
+    )
 
 
 def anchored(path: str) -> str:
@@ -171,13 +172,11 @@ def path_in(manifest: Path, path: str) -> str:
     return os.path.relpath(anchored(path), manifest.expanduser().resolve().parent)
 
 
-def save_manifest(target: Path, text: str) -> None:
-    """Write a new manifest, or exit with code 2 if the file exists."""
-    try:
-        with target.open("x", encoding="utf-8") as sink:
-            sink.write(text)
-    except FileExistsError:
-        fail(f"{target} exists and was not changed; name another file")
+def new_file(path: Path) -> Path:
+    """Return the path of a file to create, or exit with code 2 if it exists."""
+    if path.exists():
+        fail(f"{path} exists and was not changed; name another file")
+    return path
 
 
 @app.command()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option, echo
 
+from gristmill.core.files import write_text
 from gristmill.flows.cli.application import (
     JsonOption,
     app,
@@ -47,12 +49,13 @@ def look(
     )
     from gristmill.flows.cli.data import (
         anchored,
+        new_file,
         place_in,
-        save_manifest,
     )
+    from gristmill.flows.running.session import program
 
     name = source_name(path, [])
-    target = out or Path(f"{name}.yaml")
+    target = Path(f"{name}.yaml") if out is None else new_file(out)
     source_look = look_at(name, anchored(path))
     measurements = measure_sample(anchored(path), source_look, documents, seconds)
     manifest = write_manifest(
@@ -65,7 +68,8 @@ def look(
         print_look(name, source_look, measurements)
         echo(f"\nManifest\n{manifest}")
     if out is not None:
-        save_manifest(out, manifest)
+        write_text(out, manifest)
         echo(f"written: {out}", err=as_json)
     elif not as_json:
-        echo(f"write it to a file with: gristmill look {path} --out {target}")
+        command = shlex.join([program(), "look", path, "--out", str(target)])
+        echo(f"write it to a file with: {command}")

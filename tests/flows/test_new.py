@@ -325,13 +325,20 @@ def test_usual_text_field_is_chosen_unless_another_is_much_longer(
     assert id_field(rows) == identifier
 
 
-def test_rows_without_the_text_field_get_a_remark(tmp_path: Path) -> None:
+def test_rows_without_the_text_field_get_a_remark_and_a_damaged_file_is_passed_over(
+    tmp_path: Path,
+) -> None:
     rows = [{"text": "some text"}, {"text": "more text"}, {"title": "none"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    look = look_at("a", str(tmp_path / "a.jsonl"))
-    assert look.remarks == (
-        "1 of 3 rows sampled have no 'text': they will be quarantined",
-    )
+    rows = [{"text": "some text"}] * 3
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1" + bytes(100))
+    look = look_at("a", str(tmp_path))
+    assert look.text_field is None
+    (remark,) = look.remarks
+    assert "1 of 6 rows" in remark
+    assert "a.jsonl" in remark
+    assert "b.jsonl" not in remark
     assert f"# {look.remarks[0]}" in write_manifest(
         Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")
     )
