@@ -9,6 +9,7 @@ Counts are nested dictionaries of integers, so that shards can be added in any o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,11 +149,11 @@ def check_quarantine(
                 f"{quarantined} of {read} records could not be processed, and about "
                 f"{lost} more are lost with files that end early or are damaged {share}"
             )
-        example = None if errors is None else first_error(errors)
+        example = None if errors is None else commonest_error(errors)
         hint = ""
         if example is not None:
             hint = (
-                f"the first: {example}; see all in the column `error` of "
+                f"most often: {example}; see all in the column `error` of "
                 f"{errors}/*.parquet, and "
             )
         raise QuarantineError(
@@ -161,21 +162,32 @@ def check_quarantine(
         )
 
 
-def first_error(folder: Path) -> str | None:
-    """First error in a folder of annotations or of quarantined records, or None."""
+def commonest_error(folder: Path) -> str | None:
+    """Most frequent error in a folder of annotations or of quarantined records, with
+    its number and the first place if the tables have places; None without errors.
+    """
     import pyarrow.parquet as pq
 
+    numbers: Counter[str] = Counter()
+    places: dict[str, str] = {}
     for path in sorted(folder.glob("*.parquet")):
         with (
             path.open("rb") as stream,
             pq.ParquetFile(stream, pre_buffer=False) as file,
         ):
-            if "error" not in file.schema_arrow.names:
-                continue
-            errors = file.read(["error"], use_threads=False)["error"].drop_null()
-        if len(errors):
-            return str(errors[0])
-    return None
+            columns = {"error", "file", "record"}.intersection(file.schema_arrow.names)
+            rows = file.read(sorted(columns), use_threads=False).to_pylist()
+        for row in rows:
+            error = row.get("error")
+            if error is not None:
+                numbers[error] += 1
+                if "file" in row:
+                    place = f", first in {row['file']}, record {row['record']}"
+                    places.setdefault(error, place)
+    if not numbers:
+        return None
+    error, number = numbers.most_common(1)[0]
+    return f"{error} ({number:,} records{places.get(error, '')})"
 
 
 Histogram = dict[str, list[Any]]

@@ -136,8 +136,8 @@ class Loss:
         """Sentence for a warning."""
         return (
             f"source {self.source!r}: {self.file} could not be read to its end: "
-            f"{self.error}; {self.records:,} records of it were read, about "
-            f"{self.lost:,} are lost"
+            f"{self.error}; about {self.lost:,} records are lost after record "
+            f"{self.records:,}"
         )
 
 

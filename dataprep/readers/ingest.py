@@ -442,7 +442,7 @@ def ingest_task(
                 has_skipped = writer.totals["skipped"].total() > skipped
                 warnings.append(
                     f"source {source!r}: {file.name} holds no records"
-                    + (" but what is skipped" if has_skipped else "")
+                    + (" except skipped ones" if has_skipped else "")
                 )
             if writer.is_full:
                 break
@@ -562,10 +562,10 @@ def _reading_warnings(
     for name, total in totals.items():
         if total["replaced"]["records"]:
             yield (
-                f"source {name!r}: {total['replaced']['records']:,} records had bytes "
-                "that their encoding does not hold; "
-                f"{total['replaced']['places']:,} places have U+FFFD instead "
-                "(`encoding_errors: strict` quarantines such records)"
+                f"source {name!r}: bytes that are invalid in the encoding were replaced "
+                f"by U+FFFD (places: {total['replaced']['places']:,}, records: "
+                f"{total['replaced']['records']:,}); set `encoding:`, or quarantine "
+                "such records with `encoding_errors: strict`"
             )
     for name, total in totals.items():
         if total["too_long"]["records"]:

@@ -571,20 +571,15 @@ def _nothing(
         return f"{path} does not exist; correct its path{access}"
     if kind == "glob":
         return f"no file matches {path}; correct the pattern (** matches any depth)"
-    ignored_text = (
-        ", ".join(f"{count} {extension}" for extension, count in ignored.items())
-        or "no files at all"
-    )
-    advice = (
-        "name the format, or a glob such as folder/**/*.ext"
-        if source_format == "auto"
-        else "correct path or format"
-    )
+    if not ignored:
+        return f"the folder {path} has no files; correct its path"
+    known, advice = f"of format {source_format}", "correct path or format"
+    if source_format == "auto":
+        known = "whose format is known by its name"
+        advice = "name the format, or a glob such as folder/**/*.ext"
     advice = "; ".join(answers(ignored)) or advice
-    return (
-        f"the folder {path} holds nothing of format {source_format} (it holds "
-        f"{ignored_text}); {advice}"
-    )
+    ignored_text = ", ".join(f"{count} {kind}" for kind, count in ignored.items())
+    return f"the folder {path} has no file {known}, but {ignored_text}; {advice}"
 
 
 def _source_file(

@@ -245,18 +245,29 @@ def test_quarantine_above_the_limit_fails_the_stage() -> None:
         check_quarantine({"read": 100, "quarantined": 6}, 0.05, "toy")
 
 
-def test_quarantine_failure_names_the_first_error_and_the_tables(
+def test_quarantine_failure_names_the_commonest_error_and_the_tables(
     tmp_path: Path,
 ) -> None:
     write_table(
         tmp_path / "part-0.parquet",
-        pa.table({"error": pa.array([None, "ValueError: bad"], pa.string())}),
+        pa.table(
+            {
+                "file": ["a", "b", "c", "d"],
+                "record": [1, 2, 3, 4],
+                "error": [
+                    None,
+                    "ValueError: once",
+                    "ValueError: bad",
+                    "ValueError: bad",
+                ],
+            }
+        ),
     )
     with pytest.raises(QuarantineError) as caught:
         balance(
             [{"counts": {"read": 9, "quarantined": 9}}], 0.05, "toy", errors=tmp_path
         )
-    assert "ValueError: bad" in str(caught.value)
+    assert "ValueError: bad (2 records, first in c, record 3)" in str(caught.value)
     assert f"`error` of {tmp_path}/*.parquet" in str(caught.value)
 
 
