@@ -57,7 +57,7 @@ def launch(
         emit(RunEnded("failed", str(error)))
         return EXIT_STAGE_FAILED
     except KeyboardInterrupt as interrupted:
-        message = f"interrupted; resume with: {session.command('run')}"
+        message = f"interrupted; resume with: {session.resume_command}"
         emit(RunEnded("interrupted", str(interrupted) or message))
         return EXIT_INTERRUPTED
     emit(RunEnded("completed", folder=folder))
@@ -122,7 +122,7 @@ def what_is_not_written(urls: Sequence[str], session: Session) -> str:
         f"interrupted while the store {session.store.root} could not be reached; not "
         f"written: {join_first(names, SHOWN_NAMES)}. Committed outputs stay; other "
         "hosts can take over unfinished stages after 90 s, this one at once. Once the "
-        f"store answers, resume with: {session.command('run')}"
+        f"store answers, resume with: {session.resume_command}"
     )
 
 
@@ -151,7 +151,7 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
         advice += f" ({session.gc_command} lists deletable outputs)"
     return mask_text(
         f"the store {session.store.root} cannot be used: {reason}; committed outputs "
-        f"stay. {advice}, then resume with: {session.command('run')}"
+        f"stay. {advice}, then resume with: {session.resume_command}"
     )
 
 

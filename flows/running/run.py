@@ -206,7 +206,7 @@ class Runner:
             if state != "committed":
                 raise StageFailedError(
                     f"{stage} needs the output of {name}, which is {state}; make "
-                    f"it first: {self.resume_command} --until {name}"
+                    f"both with: {self.resume_command}"
                 )
         lease = self._acquire(node, folder, force, workers)
         if lease is None:

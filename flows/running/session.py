@@ -47,6 +47,7 @@ class Session:
     store: Store
     store_option: str | None
     plan: Plan
+    until: str | None = None
 
     def folder(self, stage: str) -> StageFolder:
         """Folder of a stage of the plan.
@@ -94,7 +95,7 @@ class Session:
             self.manifest.name,
             self.manifest.engine,
             emit,
-            self.command("run"),
+            self.resume_command,
             self.command("verify", "--repair"),
             self.gc_command,
             self.command("losses"),
@@ -150,6 +151,11 @@ class Session:
         if self.store_option:
             parts += ["--store", self.store_option]
         return shlex.join(parts)
+
+    @property
+    def resume_command(self) -> str:
+        """Command line of gristmill that continues a run of this session."""
+        return self.command("run", *(["--until", self.until] if self.until else []))
 
     @property
     def gc_command(self) -> str:
@@ -250,7 +256,7 @@ def open_session(
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last[-1]) + 1]}
     plan = settle_from_store(plan, opened_store, loaded.name)
-    session = Session(loaded, manifest, overrides, opened_store, store, plan)
+    session = Session(loaded, manifest, overrides, opened_store, store, plan, until)
     missing_stages = [
         name
         for name, node in plan.items()

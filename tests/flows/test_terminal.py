@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,12 +61,22 @@ def test_a_printed_command_can_be_typed_again(
         runner.store,
         None,
         runner.plan,
+        until="first",
     )
     console, stream = printed()
     print_next(session, Facts(), Path("run"), console)
     assert (
         "status 'my[old].yaml' --set 'sft.lora.targets=[q_proj]'" in stream.getvalue()
     )
+    _, *arguments = shlex.split(session.resume_command)
+    assert arguments == [
+        "run",
+        "my[old].yaml",
+        "--until",
+        "first",
+        "--set",
+        "sft.lora.targets=[q_proj]",
+    ]
 
 
 def test_run_names_its_own_report_even_if_a_newer_exists(
