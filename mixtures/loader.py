@@ -4,6 +4,7 @@ what is allowed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ SETTING = "--set "
 """Prefix of a problem's place if a setting caused it."""
 TAGS = (Source.TAG, TokenSource.TAG, GeneratedSource.TAG, OWN_TAG, NAME_TAG)
 """Tags that pydantic puts into the location of an error to name the form of a value."""
+FORM = re.compile(r"[\w-]+\[.*\]|constrained-\w+|[A-Z]\w*|str|int|float|bool")
+"""Parts of pydantic's locations that name a form of a value which may have several."""
 MOST_OF_A_VALUE = 200
 """Largest number of characters of a value in an error."""
 MOST_PLACES = 3
@@ -232,7 +235,7 @@ def check_manifest(
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
-        problems += [_field_problem(item, written) for item in error.errors()]
+        problems += _field_problems(error.errors(), written)
     reserved_names = [*Manifest.model_fields, *STEP_SECTIONS]
     step_names = wrong_step_names(written_steps(raw.get("prepare")), reserved_names)
     secret = (
@@ -394,6 +397,34 @@ def _index(entries: list[Any], key: str) -> int:
     return int(key)
 
 
+def _field_problems(errors: Iterable[Any], written: Written) -> Iterator[Problem]:
+    """Yield the problems that pydantic found. A value that has none of its forms is one
+    problem; if it has the type of a form, only the keys in it are problems.
+    """
+    by_value: dict[Location, list[Any]] = {}
+    for item in errors:
+        place = _walk(item["loc"], written.raw)[1]
+        if place is None:
+            yield _field_problem(item, written)
+        else:
+            by_value.setdefault(place, []).append(item)
+    for place, items in by_value.items():
+        inner = [
+            item
+            for item in items
+            if written_location(item["loc"], written.raw) != place
+        ]
+        if inner:
+            yield from (_field_problem(item, written) for item in inner)
+            continue
+        first, *others = map(in_words, items)
+        for text in others:
+            text = text.removeprefix("input should be ").removeprefix("must be ")
+            first += f" or {text}"
+        got = f" (got {shortened(items[0]['input'])})"
+        yield written.problem(place, first + got)
+
+
 def _field_problem(item: Any, written: Written) -> Problem:
     location = written_location(item["loc"], written.raw)
     if item["type"] == "extra_forbidden":
@@ -452,12 +483,24 @@ def _where_it_belongs(name: str, raw: Any) -> str:
 def written_location(location: Sequence[str | int], raw: Any) -> Location:
     """Return a location that pydantic names in errors as the file has it.
 
-    Rules in a list are a mapping to pydantic, and it inserts the kind of a source.
+    Rules in a list are a mapping to pydantic, and it inserts the kind of a source and
+    the form of a value.
+    """
+    return _walk(location, raw)[0]
+
+
+def _walk(location: Sequence[str | int], raw: Any) -> tuple[Location, Location | None]:
+    """Return a location as the file has it, and the place of the first value in it that
+    may have several forms.
     """
     written: list[str | int] = []
+    place: Location | None = None
     value = raw
     for part in location:
         if part in TAGS:
+            continue
+        if FORM.fullmatch(str(part)) and part not in inside(value):
+            place = tuple(written) if place is None else place
             continue
         for index, entry in enumerate(value if isinstance(value, list) else ()):
             if isinstance(part, str) and (entry == part or part in inside(entry)):
@@ -469,7 +512,7 @@ def written_location(location: Sequence[str | int], raw: Any) -> Location:
             value = value[part]
         except (LookupError, TypeError):
             value = None
-    return tuple(written)
+    return tuple(written), place
 
 
 def _locations(value: Any, at: Location = ()) -> Iterator[Location]:

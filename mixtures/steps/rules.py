@@ -402,6 +402,8 @@ def expand(rules: Any) -> Any:
     Raises:
         ValueError: an item has another form, or a rule set is given twice.
     """
+    if isinstance(rules, str):
+        raise ValueError(f"write a list of rule sets: [{rules}]")
     if not isinstance(rules, list | dict):
         return rules
     expanded: dict[str, object] = {}

@@ -92,6 +92,25 @@ def test_misspelt_threshold_inside_a_list_is_reported_at_its_line() -> None:
     assert "did you mean 'max_top_2gram_char_ratio'?" in problem
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("keep: [en, de]", "keep: en", "prepare[2].langid.keep"),
+        ("keep: [en, de]", "keep: {en: 5}", "prepare[2].langid.keep.en"),
+        ("{steps: 5}", "{steps: 5}\nengine: {ranks: x}", "engine.ranks"),
+        ("weight: 2", "split: 5", "sources.prose.split"),
+        ("weight: 2", "split: {paragraphs: x}", "sources.prose.split.paragraphs"),
+    ],
+)
+def test_value_that_has_none_of_its_forms_is_one_problem_at_its_key(
+    old: str, new: str, key: str
+) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(GOOD.replace(old, new), "m.yaml")
+    (problem,) = caught.value.problems
+    assert problem.key == key
+
+
 def test_rule_set_for_an_unknown_source_is_reported_at_its_line() -> None:
     filter_section = "rules: [fineweb], rule_sources: {fineweb: [cod]}"
     (problem,) = problems_of(
