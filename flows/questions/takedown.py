@@ -99,7 +99,7 @@ class TakedownFiles:
             key for the list.
         list: file with the ids.
         checkpoint: folder of the last clean checkpoint; None if training must start
-            over.
+            over, or no row has the documents.
     """
 
     manifest: str | None
@@ -218,6 +218,11 @@ class Takedown:
             )
         elif not self.steps_done:
             sentence = f"continue without them: `{command}`"
+        elif not self.rows and not self.validation_rows:
+            sentence = (
+                "no row of the mixture has them, so that pre-training is reused: "
+                f"`{command}`"
+            )
         elif written.checkpoint is None:
             sentence = f"without them training starts over: `{command}`"
         else:
@@ -467,7 +472,7 @@ def write_takedown(session: Session, takedown: Takedown) -> TakedownFiles:
     for path in filter(None, earlier_lists):
         ids.update(id_.hex() for id_ in read_excluded(path))
     checkpoint = text = None
-    if takedown.last_clean is not None:
+    if takedown.last_clean is not None and (takedown.rows or takedown.validation_rows):
         checkpoint = str(keep_checkpoint(session, takedown.last_clean))
         values[PRETRAIN, "continue_from"] = checkpoint
     if values:

@@ -321,6 +321,25 @@ def test_takedown_empties_only_the_rows_of_the_documents(
     assert packed.ledger([document])["reason"].to_pylist() == ["excluded"]
 
 
+def test_takedown_of_a_document_in_no_row_reuses_the_training(
+    undisturbed: Session, tmp_path: Path
+) -> None:
+    file, store = Path(undisturbed.manifest_file), str(undisturbed.store.root)
+    manifest = file.with_name("dropped.yaml")
+    manifest.write_text(file.read_text())
+    sql = "SELECT id FROM documents WHERE NOT kept LIMIT 1"
+    answer = look("query", str(manifest), sql, "--csv", "--store", store).stdout
+    (tmp_path / "list.txt").write_text(answer.splitlines()[1])
+    arguments = ("--ids", str(tmp_path / "list.txt"), "--store", store, "--json")
+    takedown = json.loads(look("takedown", str(manifest), *arguments).stdout)
+    assert (takedown["rows"], takedown["written"]["checkpoint"]) == ([], None)
+    reduced = takedown["written"]["manifest"]
+    gristmill("run", reduced, "--until", "mix", "--store", store, "--no-ui")
+    plan = open_session(reduced, [], store).plan
+    assert plan["mix"].fingerprint != undisturbed.plan["mix"].fingerprint
+    assert plan["pretrain"].fingerprint == undisturbed.plan["pretrain"].fingerprint
+
+
 def test_whatif_predicts_the_documents_kept_by_new_thresholds(
     undisturbed: Session, tmp_path: Path
 ) -> None:
