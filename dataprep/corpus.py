@@ -43,6 +43,7 @@ from gristmill.dataprep.where_sql import (
     names_of,
 )
 from gristmill.mixtures.schema.sources import INGEST
+from gristmill.mixtures.yaml_text import unknown_name
 
 CLUSTERS = "clusters.parquet"
 """File of the duplicates in an output of `dedup` and `dedup_semantic`."""
@@ -163,8 +164,7 @@ class Corpus:
         unknown = [name for name in columns or () if name not in self.schema.names]
         if unknown:
             raise UnknownColumnError(
-                f"there is no column {unknown[0]!r}; there are "
-                f"{', '.join(self.schema.names)}"
+                f"there is no column {unknown_name(unknown[0], self.schema.names)}"
             )
 
     def read(

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.readers.records import field_of
 from gristmill.mixtures.schema.prepare import column_prefix
+from gristmill.mixtures.yaml_text import did_you_mean
 
 MIXING_COLUMNS = ("tokens", "bytes", "draw")
 """Columns that mixing adds: sizes from the tokenizer, and `draw`, a hash of the
@@ -407,7 +408,8 @@ def _check_node(node: Node, columns: Collection[str]) -> None:
         name = ".".join(path)
         is_key = len(path) > 1 and path[0].lower() == METADATA and METADATA in columns
         if name.lower() not in columns and not is_key:
-            raise NotAllowedError(f"there is no column {name!r}")
+            hint = did_you_mean(name.lower(), columns)
+            raise NotAllowedError(f"there is no column {name!r}{hint}")
     elif kind == "CAST":
         # the type's name is stored differently in DuckDB 1 and 2
         type_name = (

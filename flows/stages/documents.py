@@ -20,6 +20,7 @@ from gristmill.flows.stages.stage import (
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.evaluation import Documents
+from gristmill.mixtures.yaml_text import unknown_name
 
 SHAPING = ("name", "seed", "sources", "ingest", "prepare")
 """Sections that determine the documents."""
@@ -147,10 +148,7 @@ def problems_of(
     names = [*OWN_COLUMNS, *all_names(measured)]
     unknown = [column for column in section.columns or () if column not in names]
     if unknown:
-        yield (
-            "columns",
-            f"there is no column {unknown[0]!r}; there are {', '.join(names)}",
-        )
+        yield "columns", f"there is no column {unknown_name(unknown[0], names)}"
     if section.where is not None:
         try:
             columns_in(section.where, names)

@@ -287,7 +287,7 @@ def test_export_selects_columns_and_rows(project: Path, tmp_path: Path) -> None:
         ),
         (
             ["--columns=id,langauge"],
-            "--columns: there is no column 'langauge'; there are id, source",
+            "--columns: there is no column 'langauge', did you mean 'language'?",
         ),
         (["--columns=id,id"], "--columns: 'id' is given twice"),
         (["--shard-size=big"], "Invalid value for '--shard-size'"),
