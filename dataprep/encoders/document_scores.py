@@ -85,7 +85,7 @@ def outputs_of(section: ScoringModel) -> tuple[str, ...]:
         raise ModelFolderError(f"{section.path}: there is no such file")
     labels = read_labels(section.path)
     if labels is None:
-        raise ModelFolderError(f"{section.path} is no model of fastText with labels")
+        raise ModelFolderError(f"{section.path} is not a fastText model with labels")
     return tuple(label.removeprefix(LABEL_PREFIX) for label in labels)
 
 

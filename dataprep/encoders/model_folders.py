@@ -206,7 +206,7 @@ def token_pooling(folder: Path) -> str:
         modes = ["last" if configured == "lasttoken" else configured]
     if len(modes) != 1 or modes[0] not in POOLING_MODES.values():
         raise ModelFolderError(
-            f"{folder}/{file} pools tokens by {settings}; what is known is "
+            f"{folder}/{file} pools tokens by {settings}; supported is "
             f"one of {', '.join(sorted(POOLING_MODES.values()))}"
         )
     return modes[0]

@@ -235,7 +235,7 @@ def _openai_message(where: str, message: Any) -> Message:
     role = OPENAI_ROLES.get(str(message.get("role")))
     if role is None:
         raise ValueError(
-            f"{where}: role {message.get('role')!r} is none of "
+            f"{where}: unknown role {message.get('role')!r}; roles are "
             f"{', '.join(OPENAI_ROLES)}"
         )
     refuse_media(where, message)
@@ -291,7 +291,8 @@ def _sharegpt_message(where: str, message: Any) -> Message:
     role = SHAREGPT_ROLES.get(str(speaker))
     if role is None:
         raise ValueError(
-            f"{where}: from {speaker!r} is none of {', '.join(SHAREGPT_ROLES)}"
+            f"{where}: unknown speaker {speaker!r} in `from`; speakers are "
+            f"{', '.join(SHAREGPT_ROLES)}"
         )
     refuse_media(where, message)
     content = text(f"{where}: value", message.get("value"))

@@ -83,7 +83,7 @@ def dpo_example(row: Row, form: str = "auto") -> Example:
     answers = example["chosen"], example["rejected"]
     for name, answer in zip(WHOLE, answers, strict=True):
         if not answer:
-            raise ValueError(f"{name} holds nothing but the prompt")
+            raise ValueError(f"{name} has only the prompt")
         check_answered("the conversation", prompt + answer)
     if example["chosen"] == example["rejected"]:
         raise ValueError(SAME)

@@ -324,10 +324,9 @@ def read_set(
         raise ExamplesError(f"{path}: holds no examples")
     if len(quarantined) > max_quarantined * records or not contents:
         raise ExamplesError(
-            f"{path}: {len(quarantined)} of {records} records are no {kind} "
-            "examples; correct or remove them, or "
-            f"raise, beside its path, max_quarantined from {max_quarantined}:\n  "
-            + "\n  ".join(_by_reason(quarantined))
+            f"{path}: {len(quarantined)} of {records} records are not {kind} "
+            f"examples; correct or remove them, or raise the max_quarantined of this "
+            f"path from {max_quarantined:g}:\n  " + "\n  ".join(_by_reason(quarantined))
         )
     examples: list[tuple[Example, Origin]] = [
         ({"id": example_id(content), **content}, origin) for content, origin in contents

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from gristmill.dataprep.fasttext.fasttext_models import is_other_model
 from gristmill.dataprep.langid.language_codes import EVERY_OTHER, LID_176, parse_label
 from gristmill.mixtures.steps.langid import LanguageId
+from gristmill.mixtures.yaml_text import join_first
 
 Wanted = Mapping[str, float]
 """Code of a language, with or without a script (`en`, `en_Latn`), or EVERY_OTHER ->
@@ -76,7 +77,9 @@ def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
     ]
     hint = ", ".join(dict.fromkeys(repr(name) for name in candidates if name in codes))
     return f"{code!r} is not a language of {model}, which knows {len(codes)}; " + (
-        f"did you mean {hint}?" if hint else "see the model's own list"
+        f"did you mean {hint}?"
+        if hint
+        else f"its codes are {join_first(sorted(codes))}"
     )
 
 

@@ -55,7 +55,7 @@ def read_completion(response: httpx.Response) -> Completion | str:
         }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         return mask_text(
-            f"it answers with what is no chat completion ({type(error).__name__}: "
+            f"its response is not a chat completion ({type(error).__name__}: "
             f"{shorten(str(error))}): {shorten(response.text)!r}"
         )
 

@@ -148,6 +148,6 @@ def run_on_cluster(
             ):
                 raise
             context.warn(
-                f"{shorten(job, error)}; {context.beam.runner} gave up, and is "
-                "given what is missing again"
+                f"{shorten(job, error)}; {context.beam.runner} gave up; trying "
+                "the missing tasks again"
             )

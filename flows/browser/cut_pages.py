@@ -97,7 +97,7 @@ def cut_page(run: BrowsedRun, key: Name) -> Page:
     corpus, summary = run.corpus(DOCUMENTS), run.step(step)
     all_dropped = Search(step=step, reason=rule.name).link()
     is_numeric = isinstance(rule.bound, int | float)
-    comparison = "is not what is asked for:"
+    comparison = "differs from"
     if is_numeric:
         comparison = "is more than" if rule.side == "max" else "is less than"
     dropped, alone = _dropped(run, step, rule)

@@ -38,8 +38,8 @@ def overview_page(run: BrowsedRun) -> Page:
         f"{run.session.manifest_file}, store {mask_text(str(run.session.store.root))}"
     )
     start = (
-        f"No documents are read yet. Start with `{run.session.command('run')}`; "
-        "what is committed appears here."
+        f"No documents have been read yet. Start with `{run.session.command('run')}`; "
+        "committed stages appear here."
     )
     parts, sections = [Note(subject)], []
     if rows:

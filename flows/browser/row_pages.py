@@ -198,9 +198,9 @@ def row_page(
         is_excluded = row in packed.withheld.tolist()
     counts = f"{filled:,} tokens, {int(read.is_trained.sum()):,} of them with a loss"
     suffix = f", and {padding:,} of padding." if padding else "."
-    legend: list[Inline] = ["All but what is grey has a loss."]
+    legend: list[Inline] = ["Every token that is not grey has a loss."]
     if has_masks:
-        legend = [Span("Green", "trained"), " has a loss, grey none."]
+        legend = [Span("Green", "trained"), " has a loss, grey does not."]
     padded = Span(f"{padding:,} tokens of padding, without a loss.", "masked")
     excluded = "A document that lay in this row is excluded, so that no step reads it."
     begin = row // ROWS_ON_PAGE * ROWS_ON_PAGE

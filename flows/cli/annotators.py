@@ -17,7 +17,7 @@ def annotators(
     name: Annotated[
         str | None,
         Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="Show this one: labels, licence, cost, agreement, and the step.",
             show_default=False,
         ),

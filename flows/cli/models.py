@@ -135,8 +135,9 @@ def generate(
     prompts: Annotated[
         Path,
         Argument(
+            metavar="PROMPTS",
             help="JSONL file; each line has `prompt` (a text to continue) or "
-            "`messages` (a conversation to answer)."
+            "`messages` (a conversation to answer).",
         ),
     ],
     out: Annotated[

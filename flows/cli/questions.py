@@ -1,5 +1,5 @@
 """Commands that inspect a run's data: `explain`, `search`, `query`, `whatif`,
-`losses`, `dialects`, `trace`, `takedown`, `continue`, `browse`.
+`losses`, `dialects`, `trace`, `takedown`, `browse`.
 """
 
 from __future__ import annotations

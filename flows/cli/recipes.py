@@ -24,7 +24,7 @@ def recipes(
     name: Annotated[
         str | None,
         Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="Show this recipe: its sources, how it differs from them, and its "
             "keys.",
             show_default=False,

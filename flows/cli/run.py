@@ -71,7 +71,7 @@ def run(
     store: StoreOption = None,
     no_ui: NoUiOption = False,
     verify_inputs: Annotated[
-        bool, Option(help="Hash the content of all inputs.")
+        bool, Option("--verify-inputs", help="Hash the content of all inputs.")
     ] = False,
     log_format: LogFormatOption = "text",
 ) -> None:
@@ -300,7 +300,7 @@ def logs(
     stage: Annotated[
         str | None,
         Argument(
-            metavar="[STAGE]",
+            metavar="STAGE",
             help="By default the running stage, otherwise an unfinished one, "
             "otherwise the last one.",
             show_default=False,

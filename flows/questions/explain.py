@@ -392,9 +392,8 @@ def history(session: Session, query: str, with_text: bool = False) -> Explanatio
         if not corpora(inputs):
             raise DocumentNotFoundError(nothing_read(session))
         raise DocumentNotFoundError(
-            f"no document has the id, locator or address {query!r}; they are shown "
-            "beside the samples of `gristmill report`: an id has 32 hexadecimal "
-            "digits, a locator is FILE#NUMBER"
+            f"no document has the id, locator or address {query!r}; list them with: "
+            + session.command("query", "SELECT id, locator, url FROM documents")
         )
     recipes = {name: node.recipe for name, node in plan.items()}
     document = explain_row(recipes, place, with_text=with_text)

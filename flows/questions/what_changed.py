@@ -129,7 +129,7 @@ def explain_plan(
             )
             if last_made[stage] >= 0 and set(sentences) <= node.inputs.keys():
                 cut_off_after = list(session.plan)[last_made[stage]]
-                reason = f"{reason}; may be cut off after {cut_off_after}"
+                reason += f"; reused if {cut_off_after} gives the same bytes"
             continue_from = continuable(session, stage)
         elif row.state == "committed" and stage in force:
             action, reason = "make", "forced"
@@ -188,8 +188,7 @@ def print_plan(planned: Sequence[PlannedStage]) -> None:
         summary = "nothing would run: all stages are committed"
     elif num_cut_offs:
         summary += (
-            f"; {num_cut_offs} of them are reused if the stages before them "
-            "give the same bytes"
+            f", {num_cut_offs} of them only if the stages before them give other bytes"
         )
     columns = dict.fromkeys(("stage", "action", "fingerprint", "why"), "")
     print_parts(table(columns, rows), notes, summary)

@@ -152,7 +152,7 @@ def print_losses(facts: Facts, console: Console) -> None:
     columns = {"stage": "", "steps": "d", "loss": ">", "": ""}
     print_table(console, table(columns, losses), "Training")
     effects = table(EFFECT_COLUMNS, effect_rows(facts))
-    title = "What each stage changed, on what it did not train on"
+    title = "What each stage changed, on held-out data"
     print_table(console, effects, title)
     for held_out in held_out_tables(facts):
         print_table(console, held_out, "Held-out text")

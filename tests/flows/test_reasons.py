@@ -49,7 +49,7 @@ def test_plan_names_the_changed_key_and_its_dependent_stages(
     changed = toy_runner(first={"n": 1, "deep": {"epochs": 10}}, second={})
     assert told(changed) == [
         ("make", "config changed: deep.epochs 5 -> 10"),
-        ("make", "input changed: first; may be cut off after first"),
+        ("make", "input changed: first; reused if first gives the same bytes"),
     ]
 
 

@@ -514,7 +514,7 @@ def test_teacher_behind_an_endpoint_equals_the_same_teacher_in_a_folder(
     [
         (None, TeacherError, "vocabulary"),
         (Refuse(400, "no such token"), TeacherError, "no such token"),
-        (Raw(b"{}"), AskingError, "no chat completion"),
+        (Raw(b"{}"), AskingError, "not a chat completion"),
     ],
 )
 def test_endpoint_of_another_vocabulary_is_rejected_before_the_first_step(

@@ -182,8 +182,8 @@ def test_examples_of_parts_give_the_promised_results(
     assert names["packed"].tokens.tolist() == [[5, 6, 7, 8], [9, 5, 6, 7]]
     assert names["packed"].fill == 1.0
     assert names["schedulers"][0].get_last_lr()[0] == pytest.approx(0.02 * 2 / 5)
-    losses = [line["loss"] for line in names["found"]["metrics"]]
-    assert (len(losses), names["found"]["steps"]) == (3, 3)
+    losses = [line["loss"] for line in names["result"]["metrics"]]
+    assert (len(losses), names["result"]["steps"]) == (3, 3)
     trained = read_jsonl(tmp_path / "trained" / "metrics.jsonl")
     assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
     assert trained[-1]["loss"] < trained[0]["loss"]

@@ -127,7 +127,7 @@ Megatron's own `GPTDataset` shuffles the documents again; `IndexedDataset` reads
 
     tokens = numpy.memmap("train.bin", dtype=numpy.{dtype}, mode="r")
 
-nanoGPT reads them as uint16 from `data/<dataset>/`, at random offsets. If {dtype} is not uint16, say so in its
+nanoGPT reads them as uint16 from `data/<dataset>/`, at random offsets; for uint32 change the type in its
 `get_batch`.
 """,
     "olmo": """# Tokens for OLMo-core

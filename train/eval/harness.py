@@ -431,7 +431,7 @@ def published_task(section: Task) -> TaskDict:
     entry = manager.task_index.get(name)
     if entry is None:
         raise TaskError(
-            f"task {name}: lm-evaluation-harness has none of this name"
+            f"task {name}: lm-evaluation-harness has no task of this name"
             f"{did_you_mean(name, manager.all_tasks) or '.'} Give `kind` if the files "
             "are your own"
         )

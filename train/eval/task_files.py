@@ -134,7 +134,7 @@ def choices_of(at: str, task: Task, record: Record) -> tuple[list[str], int]:
         place = ord(text.upper()) - ord("A")
     if not 0 <= place < len(choices):
         raise TaskError(
-            f"{at}: the answer {answer!r} is none of its {len(choices)} choices (a "
+            f"{at}: the answer {answer!r} is not one of its {len(choices)} choices (a "
             "place from 0, a letter from A, or a text)"
         )
     return choices, place

@@ -98,7 +98,7 @@ def shape_from_hf(config: ConfigJson) -> Shape:
     family = config.get("model_type")
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(
-            f"config.json: model_type {family!r} is none of the own decoder's: "
+            f"config.json: model_type {family!r} is not supported by the built-in decoder, which loads "
             f"{describe_families()}"
         )
     sizes = {*SIZES.values(), "rms_norm_eps"} - {"intermediate_size"}
