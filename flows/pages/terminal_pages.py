@@ -81,8 +81,10 @@ def _print(console: Console, part: Part) -> None:
     match part:
         case Note(text, tone):
             line = styled(text)
-            # Commands stay whole, so that they can be copied.
-            console.print(line, style=TONES[tone], soft_wrap="`" in line.plain)
+            has_code = "`" in line.plain
+            # Commands stay whole and lose their marks, so that they can be copied.
+            line = TerminalText().join(line.split("`"))
+            console.print(line, style=TONES[tone], soft_wrap=has_code)
         case Heading(text):
             section(console, styled(text))
         case Table():

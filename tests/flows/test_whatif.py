@@ -142,7 +142,7 @@ def test_threshold_list_is_valid_as_settings(
     row = "filter.gopher_quality.min_words=50 1 1 45: 0 55: 1"
     assert lines[1].split() == row.split()
     assert "filter.gopher_quality.max_mean_word_length" in "".join(lines[2:])
-    assert lines[-1].endswith("`gristmill whatif m.yaml --set KEY=VALUE`")
+    assert lines[-1].endswith(" gristmill whatif m.yaml --set KEY=VALUE")
 
 
 def test_idle_thresholds_are_listed_up_to_a_limit(
