@@ -417,12 +417,11 @@ def _field_problems(errors: Iterable[Any], written: Written) -> Iterator[Problem
         if inner:
             yield from (_field_problem(item, written) for item in inner)
             continue
-        first, *others = map(in_words, items)
-        for text in others:
-            text = text.removeprefix("input should be ").removeprefix("must be ")
-            first += f" or {text}"
-        got = f" (got {shortened(items[0]['input'])})"
-        yield written.problem(place, first + got)
+        forms = " or ".join(map(in_words, items)).replace(
+            " or input should be ", " or "
+        )
+        message = forms.replace(" or must be ", " or ")
+        yield _field_problem({**items[0], "type": "forms", "msg": message}, written)
 
 
 def _field_problem(item: Any, written: Written) -> Problem:
@@ -439,7 +438,7 @@ def _field_problem(item: Any, written: Written) -> Problem:
             step_hint
             or hint_of(name, str(location[0]))
             or did_you_mean(name, allowed_keys)
-            or _where_it_belongs(name, written.raw)
+            or _where_it_belongs(name, written.raw, str(location[0]))
             or (f"; known here: {', '.join(allowed_keys)}" if allowed_keys else "")
         )
         return written.problem(location, f"unknown key{hint}")
@@ -458,9 +457,9 @@ def shortened(value: Any) -> str:
     return f"{text[:MOST_OF_A_VALUE]}... {len(text)} characters"
 
 
-def _where_it_belongs(name: str, raw: Any) -> str:
-    """Return `, did you mean 'pretrain.steps'?` for a key of other sections, those of
-    this manifest first.
+def _where_it_belongs(name: str, raw: Any, section: str) -> str:
+    """Return `, did you mean 'pretrain.steps'?` for a key of its own section, else of
+    others, those of this manifest first.
     """
     keys = [
         ".".join(key)
@@ -473,6 +472,7 @@ def _where_it_belongs(name: str, raw: Any) -> str:
         for key in all_keys(section)
         if key[-1] == name
     ]
+    keys = [key for key in keys if key.startswith(f"{section}.")] or keys
     used = {*raw, *(stage for stage, _ in written_steps(raw.get("prepare")))}
     best_keys = sorted(
         keys, key=lambda key: (key.partition(".")[0] not in used, key.count("."))

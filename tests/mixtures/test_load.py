@@ -342,6 +342,11 @@ def test_the_longer_preparation_in_the_guide_is_valid() -> None:
         ("dedup: {}", "dedup: unknown key; it is a step, an entry of `prepare:`"),
         ("filtre: {}", "filtre: unknown key, did you mean 'filter'?"),
         ("evalute: {}", "evalute: unknown key, did you mean 'evaluate'?"),
+        (
+            "sft: {learning_rate: 1}",
+            "sft.learning_rate: unknown key, did you mean "
+            "'sft.optimizer.learning_rate'?",
+        ),
     ],
 )
 def test_unknown_section_is_rejected_with_the_fix(line, message):

@@ -267,8 +267,8 @@ def _warn(
     ]
     if unused:
         context.warn(
-            f"no training rows of {', '.join(unused)}: the weights of the mixture "
-            "give them no row"
+            f"no training rows of {', '.join(unused)}: a weight of 0, or too small for "
+            "one row"
         )
     moved = redistributed(sources, quotas, section.sequence_length)
     if moved:
