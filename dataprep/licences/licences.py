@@ -125,8 +125,6 @@ def measure(
 
 def verdict(section: Licences, expression: str) -> str | None:
     """Reason for dropping a document under an SPDX expression, or None."""
-    if section.allow is None:
+    if section.allow is None or is_allowed(expression, section.allow):
         return None
-    if expression == UNKNOWN:
-        return UNKNOWN_LICENCE if section.unknown == "drop" else None
-    return None if is_allowed(expression, section.allow) else NOT_ALLOWED
+    return UNKNOWN_LICENCE if expression == UNKNOWN else NOT_ALLOWED

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator
 
 from gristmill.mixtures.base import Judging
-from gristmill.mixtures.spdx import check_identifier
+from gristmill.mixtures.spdx import UNKNOWN, check_identifier
+
+
+def check_allowed(licence: str) -> str:
+    """Spell an SPDX identifier as SPDX does; `unknown` stays.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return licence if licence == UNKNOWN else check_identifier(licence)
 
 
 class Licences(Judging):
@@ -26,13 +35,11 @@ class Licences(Judging):
     are not recognised, nor those beside a file on a web server, which lists no folders.
     """
 
-    allow: tuple[Annotated[str, AfterValidator(check_identifier)], ...] | None = None
-    """Identifiers of the licences to keep, such as `[CC-BY-4.0, MIT]`. Of `A OR B` one
-    must be among them, of `A AND B` both. If absent, all documents are kept, and only
-    measured.
+    allow: tuple[Annotated[str, AfterValidator(check_allowed)], ...] | None = None
+    """Identifiers of the licences to keep, such as `[CC-BY-4.0, MIT]`; `unknown` keeps
+    documents without a known licence. Of `A OR B` one must be among them, of `A AND B`
+    both. If absent, all documents are kept, and only measured.
     """
-    unknown: Literal["keep", "drop"] = "drop"
-    """Treatment, with `allow`, of documents whose licence is not known."""
     stated: dict[str, str] | None = None
     """Source -> licence of its documents that state none themselves; `licence` of the
     sources if absent.

@@ -239,22 +239,22 @@ def test_first_statement_counts_and_unknown_is_a_class(
     assert summary.licences["unknown"] == 2
 
 
-@pytest.mark.parametrize(("unknown", "kept"), [("drop", 3), ("keep", 6)])
+@pytest.mark.parametrize(("more", "kept"), [([], 3), (["unknown"], 6)])
 def test_allow_list(
-    unknown: str,
+    more: list[str],
     kept: int,
     inputs: dict[str, Path],
     tmp_path: Path,
     make_context: Callable[..., Context],
 ) -> None:
-    config = {"allow": ["mit", "CC-BY-4.0"], "unknown": unknown}
+    config = {"allow": ["mit", "CC-BY-4.0", *more]}
     summary = licences.run(inputs, config, tmp_path / "out", make_context("work"))
     reasons = {
         name: row["reason"] for name, row in judged(inputs, tmp_path / "out").items()
     }
     assert summary.counts["kept"] == kept
     assert {reasons["page.html"], reasons["b.py"]} == {"licence"}
-    expected = "unknown_licence" if unknown == "drop" else None
+    expected = None if more else "unknown_licence"
     assert reasons["c.txt"] == reasons["rows.jsonl#2"] == expected
 
 

@@ -70,7 +70,7 @@ STEPS: list[dict[str, Any]] = [
     {"dedup_lines": {}},
     {"dedup_substrings": {}},
     {"langid": {"keep": ["en"]}},
-    {"licences": {"allow": ["MIT"], "unknown": "keep"}},
+    {"licences": {"allow": ["MIT", "unknown"]}},
     {"opt_outs": {}},
     {"quality": {"perplexity": {"kenlm": "m.arpa", "buckets": [0.3, 0.6]}}},
     {"decontaminate": {"against": ["items.jsonl"]}},
