@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gristmill.core.files import write_json
 from gristmill.flows.running.session import Session
-from tests.train.jsonl import read_metrics
+from tests.train.trained import losses_of
 
 STEPS, BATCH, SEED, LEARNING_RATE = 5, 8, 3, 0.003
 SFT: dict[str, Any] = {
@@ -61,6 +61,5 @@ def assert_equal_losses(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    lines = read_metrics(session.folder("sft").data.parent)
-    ours = [line["loss"] for line in lines if "loss" in line]
+    ours = losses_of(session.folder("sft").data.parent)
     assert ours == pytest.approx(losses, rel=1e-5)

@@ -17,7 +17,8 @@ from gristmill.train import trainer
 from gristmill.train.loop import step
 from gristmill.train.loop.stopping import AgreedStop
 from tests.train.jsonl import read_jsonl, write_jsonl
-from tests.train.test_resume import finish, torchrun, write_stage
+from tests.train.test_resume import finish, torchrun, train, write_stage
+from tests.train.trained import assert_same_output
 
 WATCH = """
 import json
@@ -143,10 +144,7 @@ def test_observing_callback_changes_no_bit(
         "pretrain", inputs, {**config, "callbacks": []}, tmp_path / "alone"
     )
     assert "stopped_by" not in summary
-    weights = Path("data", "model", "model.safetensors")
-    assert (tmp_path / "watched" / weights).read_bytes() == (
-        tmp_path / "alone" / weights
-    ).read_bytes()
+    assert_same_output(tmp_path / "watched", tmp_path / "alone")
 
 
 @pytest.mark.slow
@@ -195,9 +193,8 @@ def test_two_ranks_stop_at_the_same_step(
     with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     config = with_callback(STOP, "stop", {"at": 5})
-    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
-    with torchrun(tmp_path / "two", 2) as process:
-        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    write_stage(tmp_path / "two", "pretrain", inputs, config, 4)
+    train(tmp_path / "two", 2)
     summary = json.loads((tmp_path / "two" / "work" / "result.json").read_text())
     assert (
         summary["steps"],

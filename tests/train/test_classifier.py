@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from gristmill.core.files import read_json
@@ -35,6 +34,7 @@ from tests.dataprep.small_models import SPECIAL, WORDS, write_tokenizer
 from tests.flows.test_begin_anywhere import made, opened
 from tests.train import plain_tuning
 from tests.train.jsonl import write_jsonl
+from tests.train.trained import assert_same_output
 
 GOOD, BAD = WORDS[:20], WORDS[20:40]
 SIZES = {
@@ -211,12 +211,7 @@ def test_resumed_training_has_the_same_bits(
             run_stage("sft", inputs, config, folder / "cut")
         torch.distributed.destroy_process_group()
     run_stage("sft", inputs, config, folder / "cut")
-    whole, cut = (
-        load_file(folder / name / "data" / "model" / "model.safetensors")
-        for name in ("whole", "cut")
-    )
-    assert whole.keys() == cut.keys()
-    assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
+    assert_same_output(folder / "cut", folder / "whole")
 
 
 def test_texts_of_one_class_are_refused(folder: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gristmill.mixtures.schema.engine import Compute, Engine
 from gristmill.train.models.transformer import configure
+from tests.train.trained import assert_same_output, weights_of
 
 
 @pytest.fixture
@@ -57,11 +57,8 @@ def test_activation_checkpointing_changes_no_bit(
     run_stage(
         "pretrain", inputs, config, tmp_path / "again", compute=Compute(**compute)
     )
-    weights = Path("data", "model", "model.safetensors")
     assert losses(tmp_path / "again") == losses(tmp_path / "plain")
-    assert (tmp_path / "again" / weights).read_bytes() == (
-        tmp_path / "plain" / weights
-    ).read_bytes()
+    assert_same_output(tmp_path / "again", tmp_path / "plain")
 
 
 def test_checkpointing_reduces_memory_between_the_passes(
@@ -182,11 +179,8 @@ def test_float8_training_has_nearly_the_same_losses(
     ]
     assert len(layers) == 7
     assert all(".layers.0." in name for name in layers)
-    weights = [
-        load_file(tmp_path / name / "data" / "model" / "model.safetensors")
-        for name in ("plain", "rowwise")
-    ]
-    assert weights[0].keys() == weights[1].keys()
+    plain, rowwise = weights_of(tmp_path / "plain"), weights_of(tmp_path / "rowwise")
+    assert plain.keys() == rowwise.keys()
 
 
 def spy(function: Any, results: list[Any]) -> Any:

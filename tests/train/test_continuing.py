@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gristmill.core.files import read_json, sha256_file, write_json
 from gristmill.tokenize.packed import PackedSet
@@ -19,6 +18,7 @@ from gristmill.train import trainer
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.resuming import ContinueError
 from tests.train.jsonl import read_metrics
+from tests.train.trained import assert_same_output, weights_of
 
 SEED, BATCH, STEPS = 11, 6, 12
 
@@ -100,10 +100,6 @@ def test_training_continues_from_a_clean_checkpoint_without_the_withheld_rows(
         run_stage("pretrain", inputs, clean, tmp_path / "fourth")
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "data" / "model" / "model.safetensors")
-
-
 @pytest.mark.slow
 def test_stopped_training_resumes_with_other_micro_batches_and_intervals(
     run_stage: Any,
@@ -128,8 +124,8 @@ def test_stopped_training_resumes_with_other_micro_batches_and_intervals(
     for step, line in resumed.items():
         assert line["rows_digest"] == uninterrupted[step]["rows_digest"]
         assert line["loss"] == pytest.approx(uninterrupted[step]["loss"], abs=1e-4)
-    before, after = weights_of(tmp_path / "whole"), weights_of(tmp_path / "less")
-    assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in before)
+    whole, less = weights_of(tmp_path / "whole"), weights_of(tmp_path / "less")
+    torch.testing.assert_close(less, whole, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -159,13 +155,7 @@ def test_finished_training_is_extended_with_the_same_bits(
         tmp_path / "longer",
     )
     assert sorted(lines_of(tmp_path / "longer")) == list(range(9, 21))
-    uninterrupted, continued = (
-        weights_of(tmp_path / "whole"),
-        weights_of(tmp_path / "longer"),
-    )
-    assert all(
-        torch.equal(uninterrupted[name], continued[name]) for name in uninterrupted
-    )
+    assert_same_output(tmp_path / "longer", tmp_path / "whole")
     with pytest.raises(ContinueError, match=r"8 steps .* 6;"):
         run_stage(
             "pretrain",

@@ -20,6 +20,7 @@ from gristmill.tokenize.shuffle import Order
 from gristmill.train.rl.curriculum import PromptChoice
 from gristmill.train.rl.prompts import prompt_plan_of
 from tests.train.test_rl import killed_in, metrics, rl_config, shape, start  # noqa: F401 - fixtures
+from tests.train.trained import assert_same_output
 
 
 def choice(**settings_: Any) -> PromptChoice:
@@ -139,10 +140,7 @@ def test_resumed_training_asks_the_same_prompts_and_traces_them(
     (tmp_path / "killed" / "work" / "answers" / "batch-00000005.parquet").unlink()
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     assert metrics(tmp_path / "killed") == lines
-    for name in ("model/model.safetensors", "answers.parquet"):
-        assert (tmp_path / "killed" / "data" / name).read_bytes() == (
-            tmp_path / "whole" / "data" / name
-        ).read_bytes()
+    assert_same_output(tmp_path / "killed", tmp_path / "whole", "answers.parquet")
     ids = (tmp_path / "whole" / "data" / "prompts.txt").read_text().split()
     section = Rl.model_validate(config)
     answers = pq.read_table(tmp_path / "whole" / "data" / "answers.parquet")

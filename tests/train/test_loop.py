@@ -23,6 +23,7 @@ from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
 from gristmill.train.stages import export
 from tests.train.jsonl import read_jsonl, read_metrics
+from tests.train.trained import assert_same_output, weights_of
 
 
 def read_lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -31,10 +32,6 @@ def read_lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]
         {key: value for key, value in line.items() if key not in TIMINGS}
         for line in lines
     ]
-
-
-def weights_of(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
-    return load_file(folder / "data" / name / "model.safetensors")
 
 
 # Bad steps
@@ -100,8 +97,7 @@ def test_training_killed_after_bad_steps_resumes_exactly(
     )
     assert resumed["skipped_steps"] == 3
     assert len(poisoned()) == undisturbed + last_step + 30 - checkpoint
-    ours, theirs = weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_output(tmp_path / "killed", tmp_path / "undisturbed")
     assert read_lines(tmp_path / "killed") == read_lines(tmp_path / "undisturbed")
     skipped = read_lines(tmp_path / "killed", "skipped_steps.jsonl")
     assert [line["step"] for line in skipped] == [21, 22, 23]
@@ -199,13 +195,7 @@ def test_every_optimizer_trains_and_resumes_to_the_same_bits(
     steps = [line for line in read_lines(tmp_path / "whole") if "loss" in line]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.15
     assert read_lines(tmp_path / "cut") == read_lines(tmp_path / "whole")
-    uninterrupted, resumed = (
-        weights_of(tmp_path / "whole"),
-        weights_of(tmp_path / "cut"),
-    )
-    assert all(
-        torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted
-    )
+    assert_same_output(tmp_path / "cut", tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, load_model
 from tests.train.jsonl import write_jsonl
+from tests.train.trained import assert_same_output, weights_of
 
 KINDS = [
     Lora(rank=4, alpha=8),
@@ -159,13 +160,7 @@ def test_sft_and_dpo_train_resume_and_merge_adapters(
     run_stage("sft", start, {**config, "steps": 4}, tmp_path / "resumed")
     for folder in ("whole", "resumed"):
         summary = run_stage("sft", start, config, tmp_path / folder)
-    uninterrupted, resumed = (
-        load_file(tmp_path / folder / "data" / "model" / "model.safetensors")
-        for folder in ("whole", "resumed")
-    )
-    assert all(
-        torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted
-    )
+    assert_same_output(tmp_path / "resumed", tmp_path / "whole")
     before, after = (
         load_model(start["pretrain"] / "model"),
         load_model(tmp_path / "whole" / "data" / "model"),
@@ -306,14 +301,8 @@ def test_adapters_on_a_quantised_model_train_alike_and_merge_into_it(
     # much to matrices so small
     assert base["float32_bytes"] == 4 * 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32)
     assert base["bytes"] < base["float32_bytes"] * (0.3 if kind == "int8" else 0.45)
-    resumed_weights, uninterrupted_weights = (
-        load_file(tmp_path / run / "data" / "model" / "model.safetensors")
-        for run in ("rounded", "at once")
-    )
-    assert all(
-        torch.equal(resumed_weights[name], uninterrupted_weights[name])
-        for name in resumed_weights
-    )
+    assert_same_output(tmp_path / "rounded", tmp_path / "at once")
+    after = weights_of(tmp_path / "rounded")
     before = load_file(start["pretrain"] / "model" / "model.safetensors")
     folder = tmp_path / "rounded" / "data" / "adapter"
     base_name = json.loads((folder / "adapter_config.json").read_text())[
@@ -331,11 +320,9 @@ def test_adapters_on_a_quantised_model_train_alike_and_merge_into_it(
         for part in ("lora_A", "lora_B")
     )
     restored = rounded(before[f"{name}.weight"], kind).whole(torch.float32)  # type: ignore[arg-type]
-    torch.testing.assert_close(
-        resumed_weights[f"{name}.weight"], restored + 8 / 4 * up @ down
-    )
+    torch.testing.assert_close(after[f"{name}.weight"], restored + 8 / 4 * up @ down)
     assert torch.equal(
-        resumed_weights["model.embed_tokens.weight"],
+        after["model.embed_tokens.weight"],
         before["model.embed_tokens.weight"],
     )
     sizes = [

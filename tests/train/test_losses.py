@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from gristmill.train.models.transformer import logits_head
 from gristmill.train.objectives import losses
@@ -51,9 +52,25 @@ def test_sft_loss_is_derived_by_hand() -> None:
     )
 
 
+@pytest.fixture
+def inputs(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Hidden states, output matrix, weights and targets, in chunks of three
+    positions.
+    """
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", 3 * 11)
+    generator = torch.Generator().manual_seed(0)
+    return [
+        *(
+            torch.randn(size, generator=generator)
+            for size in ((2, 4, 5), (11, 5), (2, 4))
+        ),
+        torch.tensor([[1, IGNORED, 6, 10], [0, 3, IGNORED, 2]]),
+    ]
+
+
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 def test_fused_loss_equals_the_plain_one(
-    z_loss: float, monkeypatch: pytest.MonkeyPatch
+    z_loss: float, inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Traced and run eagerly, in chunks of three positions, the last one shorter."""
     monkeypatch.setattr(
@@ -61,12 +78,7 @@ def test_fused_loss_equals_the_plain_one(
         "_compiled_logit_gradients",
         lambda: torch.compile(losses._logit_gradients, fullgraph=True, backend="eager"),
     )
-    monkeypatch.setattr(losses, "CHUNK_LOGITS", 3 * 11)
-    generator = torch.Generator().manual_seed(0)
-    hidden, matrix, weights = (
-        torch.randn(size, generator=generator) for size in ((2, 4, 5), (11, 5), (2, 4))
-    )
-    targets = torch.tensor([[1, IGNORED, 6, 10], [0, 3, IGNORED, 2]])
+    hidden, matrix, weights, targets = inputs
     sides = []
     for fused in (False, True):
         parts = [part.clone().requires_grad_() for part in (hidden, matrix)]
@@ -80,15 +92,10 @@ def test_fused_loss_equals_the_plain_one(
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_losses_of_logits_and_of_softcapped_products_equal_plain_ones(
-    z_loss: float, cap: float | None, monkeypatch: pytest.MonkeyPatch
+    z_loss: float, cap: float | None, inputs: list[Tensor]
 ) -> None:
     """Against autograd over all logits: cap tanh(h W^T / cap), or the logits alone."""
-    monkeypatch.setattr(losses, "CHUNK_LOGITS", 3 * 11)
-    generator = torch.Generator().manual_seed(0)
-    hidden, matrix, weights = (
-        torch.randn(size, generator=generator) for size in ((2, 4, 5), (11, 5), (2, 4))
-    )
-    targets = torch.tensor([[1, IGNORED, 6, 10], [0, 3, IGNORED, 2]])
+    hidden, matrix, weights, targets = inputs
     ours, theirs = (
         [part.clone().requires_grad_() for part in (hidden, matrix)] for _ in "ab"
     )

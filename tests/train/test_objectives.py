@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gristmill.mixtures.objectives.span_objectives import SENTINEL
 from gristmill.tokenize.packed import PackedSet
@@ -18,9 +17,9 @@ from gristmill.train.loop.batch_plan import RowPlan
 from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.prefix_rows import PrefixCut, PrefixLm
-from tests.train.jsonl import read_metrics
 from tests.train.test_masked_rows import ENCODER, make_inputs
 from tests.train.test_parallel import assert_same, train_on
+from tests.train.trained import assert_same_output, steps_of
 
 SHORT_FIRST = [{"until_step": 2, "sequence_length": 16}]
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -75,7 +74,7 @@ def test_objective_learns_and_resumes_to_the_same_bits(
 ) -> None:
     config = {**pretrain_config, **SECTIONS[name], "steps": 8, "validate_every": 8}
     run_stage("pretrain", inputs, config, tmp_path / "whole")
-    steps = [line for line in read_metrics(tmp_path / "whole") if "loss" in line]
+    steps = steps_of(tmp_path / "whole")
     assert np.mean([line["loss"] for line in steps[-3:]]) < steps[0]["loss"] - 0.2
     for line in steps:
         sources = line["sources"].values()
@@ -85,14 +84,7 @@ def test_objective_learns_and_resumes_to_the_same_bits(
         )
     stop_pretraining(inputs, config, tmp_path / "cut", times=1)
     run_stage("pretrain", inputs, {**config, "micro_batch_size": 4}, tmp_path / "cut")
-    uninterrupted, resumed = (
-        load_file(tmp_path / run / "data" / "model" / "model.safetensors")
-        for run in ("whole", "cut")
-    )
-    assert uninterrupted.keys() == resumed.keys()
-    assert all(
-        torch.equal(resumed[name], tensor) for name, tensor in uninterrupted.items()
-    )
+    assert_same_output(tmp_path / "cut", tmp_path / "whole")
 
 
 @pytest.mark.parallel

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema.optimizer import Optimizer
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from gristmill.train.optim.optimizer import make_optimizers, update
-from tests.train.jsonl import read_metrics
-from tests.train.test_resume import finish, torchrun, write_stage
+from tests.train.test_resume import train, write_stage
+from tests.train.trained import assert_same_output, losses_of, steps_of
 
 ADAM = """
 import torch
@@ -62,15 +61,6 @@ def own_section(name: str, **section: Any) -> dict[str, Any]:
     return {"use": f"./own.py:{name}", **section}
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "data" / "model" / "model.safetensors")
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    metrics = read_metrics(folder)
-    return [line for line in metrics if "loss" in line]
-
-
 MY_ADAM = own_section("MyAdam", learning_rate=0.01, **{"with": {"weight_decay": 0.1}})
 
 
@@ -80,12 +70,13 @@ def test_reimplemented_adamw_trains_like_the_built_in_one(
 ) -> None:
     run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "own")
     run_stage("pretrain", inputs, configured(ADAM), tmp_path / "built-in")
-    ours, theirs = lines(tmp_path / "own"), lines(tmp_path / "built-in")
-    assert [line["learning_rate"] for line in ours] == [
-        line["learning_rate"] for line in theirs
-    ]
-    assert [line["loss"] for line in ours] == pytest.approx(
-        [line["loss"] for line in theirs], abs=1e-4
+    ours, theirs = (
+        [line["learning_rate"] for line in steps_of(tmp_path / name)]
+        for name in ("own", "built-in")
+    )
+    assert ours == theirs
+    assert losses_of(tmp_path / "own") == pytest.approx(
+        losses_of(tmp_path / "built-in"), abs=1e-4
     )
 
 
@@ -111,17 +102,9 @@ def test_optimizer_resumes_to_the_same_bits(
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     stop_pretraining(inputs, config, tmp_path / "cut", times=3)
     run_stage("pretrain", inputs, config, tmp_path / "cut")
-    uninterrupted, resumed = (
-        weights_of(tmp_path / "whole"),
-        weights_of(tmp_path / "cut"),
-    )
-    assert all(
-        torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted
-    )
-    assert (
-        lines(tmp_path / "whole")[-1]["loss"]
-        < lines(tmp_path / "whole")[0]["loss"] - 0.05
-    )
+    assert_same_output(tmp_path / "cut", tmp_path / "whole")
+    losses = losses_of(tmp_path / "whole")
+    assert losses[-1] < losses[0] - 0.05
 
 
 def test_bad_step_changes_neither_weights_nor_state(tmp_path: Path) -> None:
@@ -149,12 +132,10 @@ def test_two_ranks_train_alike(
 ) -> None:
     config = configured(ADAM, optimizer=MY_ADAM)
     run_stage("pretrain", inputs, config, tmp_path / "one")
-    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
-    with torchrun(tmp_path / "two", 2) as process:
-        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
-    ours, theirs = lines(tmp_path / "two"), lines(tmp_path / "one")
-    assert [line["loss"] for line in ours] == pytest.approx(
-        [line["loss"] for line in theirs], abs=1e-4
+    write_stage(tmp_path / "two", "pretrain", inputs, config, 4)
+    train(tmp_path / "two", 2)
+    assert losses_of(tmp_path / "two") == pytest.approx(
+        losses_of(tmp_path / "one"), abs=1e-4
     )
 
 
@@ -248,7 +229,7 @@ def test_schedule_sets_the_learning_rate_of_every_step(
         or config["schedule"]["warmup_steps"] is None
     )
     run_stage("pretrain", inputs, config, tmp_path / "run")
-    rates = [line["learning_rate"] for line in lines(tmp_path / "run")]
+    rates = [line["learning_rate"] for line in steps_of(tmp_path / "run")]
     assert rates == pytest.approx(
         [0.01 * (0.5 + 0.5 * step / 8) for step in range(1, 9)]
     )

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from benchmarks.checkout import ROOT
 from benchmarks.train.held_gradients import held_gradients
@@ -25,6 +24,7 @@ from gristmill.train.distributed.tensor import UnevenSplitError, split_matrices
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.transformer import Llama
 from tests.train.jsonl import read_metrics
+from tests.train.trained import weights_of
 
 WORKER = "tests.train.parallel_worker"
 STEPS, CHECKPOINT = 3, 2
@@ -106,11 +106,7 @@ def assert_same(folder: Path, expected: Path, first_step: int) -> None:
                 reference["validation"][source]["loss"], abs=1e-5
             )
             assert measures["tokens"] == reference["validation"][source]["tokens"]
-    weights = Path("data", "model", "model.safetensors")
-    ours_weights, their_weights = (
-        load_file(folder / weights),
-        load_file(expected / weights),
-    )
+    ours_weights, their_weights = weights_of(folder), weights_of(expected)
     assert ours_weights.keys() == their_weights.keys()
     for name, tensor in their_weights.items():
         # AdamW moves a weight of nearly zero gradient by the learning rate, in a

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.schema.pretrain import Pretrain
@@ -19,6 +18,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import PlanError, plan_of
 from gristmill.train.models.weights import read_shape
 from tests.train.jsonl import read_metrics
+from tests.train.trained import assert_same_output, weights_of
 
 PHASES = [{}, {"learning_rate_scale": 0.5, "sequence_length": 16}]
 
@@ -106,11 +106,7 @@ def test_each_phase_has_its_rate_row_length_and_metrics_also_after_a_resume(
     assert [line for line in resumed if "phase" in line] == [
         line for line in lines if "phase" in line
     ]
-    weights = [
-        load_file(tmp_path / name / "data" / "model" / "model.safetensors")
-        for name in ("whole", "stopped")
-    ]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert_same_output(tmp_path / "stopped", tmp_path / "whole")
 
 
 LONG = {
@@ -141,24 +137,19 @@ def test_phase_changes_rotary_positions_from_its_first_step(
     peer = {**resumed, "phases": [{}, {}], "model": {**config["model"], **LONG}}
     run_stage("pretrain", inputs, peer, tmp_path / "peer")
     run_stage("pretrain", inputs, {**config, "phases": [{}, {}]}, tmp_path / "plain")
-    models = {
-        name: tmp_path / name / "data" / "model"
-        for name in ("phased", "peer", "resumed", "plain")
-    }
-    weights = {
-        name: load_file(folder / "model.safetensors") for name, folder in models.items()
-    }
-    for name, values in weights["phased"].items():
-        assert torch.equal(weights["peer"][name], values)
-        assert torch.equal(weights["resumed"][name], values)
-    embedding = "model.embed_tokens.weight"
-    assert not torch.equal(weights["plain"][embedding], weights["phased"][embedding])
-    assert (
-        read_shape(models["phased"])
-        == read_shape(models["resumed"])
-        == read_shape(models["peer"])
+    for name in ("peer", "resumed"):
+        assert_same_output(tmp_path / name, tmp_path / "phased")
+    phased, plain = (
+        weights_of(tmp_path / name)["model.embed_tokens.weight"]
+        for name in ("phased", "plain")
     )
-    assert read_shape(models["phased"]).rope_theta == 80_000.0
+    assert not torch.equal(phased, plain)
+    shape, *others = (
+        read_shape(tmp_path / name / "data" / "model")
+        for name in ("phased", "peer", "resumed")
+    )
+    assert others == [shape, shape]
+    assert shape.rope_theta == 80_000.0
     losses = {
         name: {
             line["step"]: line["loss"]

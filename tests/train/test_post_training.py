@@ -32,6 +32,7 @@ from gristmill.train.objectives.reference_logps import (
 )
 from gristmill.train.resuming import ContinueError
 from tests.train.jsonl import read_jsonl, read_metrics, write_jsonl
+from tests.train.trained import assert_same_output, steps_of
 
 pytestmark = pytest.mark.slow
 
@@ -444,7 +445,7 @@ def test_dpo_metrics_have_the_fall_of_answers_and_the_validation_loss(
     summary = run_stage(
         "dpo", referenced, {**dpo_config, "validate_every": 6}, tmp_path / "dpo"
     )
-    lines = [line for line in read_metrics(tmp_path / "dpo") if "loss" in line]
+    lines = steps_of(tmp_path / "dpo")
     assert lines[-1]["fell/rejected"] == 1.0
     assert lines[-1]["log_ratio/rejected"] < 0
     assert summary["chosen_decline"]["fell_rejected"] == 1.0
@@ -724,10 +725,7 @@ def test_tuning_is_extended_with_the_same_bits(
     assert [line["rows_digest"] for line in continued] == [
         line["rows_digest"] for line in read_metrics(tmp_path / "whole")[4:]
     ]
-    model = Path("data", "model", "model.safetensors")
-    assert (tmp_path / "longer" / model).read_bytes() == (
-        tmp_path / "whole" / model
-    ).read_bytes()
+    assert_same_output(tmp_path / "longer", tmp_path / "whole")
     with pytest.raises(ContinueError, match="pretrain"):
         run_stage(
             stage, inputs, longer, tmp_path / "other", start_models={"pretrain": "b"}

@@ -28,6 +28,7 @@ from gristmill.train.stages import pretrain
 from gristmill.train.trainer import OtherRowsError
 from tests.packed_sets import write_packed_set
 from tests.train.jsonl import read_metrics
+from tests.train.trained import assert_same_output, steps_of, weights_of
 
 SIXES = RowPlan(((0, 0, 6),))
 
@@ -95,7 +96,7 @@ def test_phased_set_is_trained_on_phase_by_phase_to_its_end(
         {**pretrain_config, "steps": 3},
         tmp_path / "near",
     )
-    steps = [line for line in read_metrics(tmp_path / "near") if "loss" in line]
+    steps = steps_of(tmp_path / "near")
     assert [list(line["sources"]) for line in steps[:2]] == [packed.sources[:1]] * 2
     assert list(steps[2]["sources"]) == packed.sources
 
@@ -134,13 +135,11 @@ def test_micro_batches_do_not_change_the_weights(
             {**config, "micro_batch_size": size},
             tmp_path / str(size),
         )
-    whole_batches = load_file(tmp_path / "6" / "data" / "model" / "model.safetensors")
-    for size in (4, 1):
-        micro_batches = load_file(
-            tmp_path / str(size) / "data" / "model" / "model.safetensors"
+    whole_batches = weights_of(tmp_path / "6")
+    for size in ("4", "1"):
+        torch.testing.assert_close(
+            weights_of(tmp_path / size), whole_batches, atol=2e-5, rtol=0
         )
-        for name, tensor in whole_batches.items():
-            torch.testing.assert_close(micro_batches[name], tensor, atol=2e-5, rtol=0)
 
 
 @pytest.mark.slow
@@ -213,9 +212,7 @@ def test_master_weights_are_saved_in_full_precision(
         {**pretrain_config, "steps": 1, "precision": "bf16"},
         tmp_path,
     )
-    for name, tensor in load_file(
-        tmp_path / "data" / "model" / "model.safetensors"
-    ).items():
+    for name, tensor in weights_of(tmp_path).items():
         assert tensor.dtype == torch.float32
         assert not torch.equal(tensor, tensor.bfloat16().float()), name
 
@@ -259,11 +256,7 @@ def test_bad_step_changes_nothing_and_records_its_rows(
     assert "loss" not in next(
         line for line in read_metrics(tmp_path / "three") if line["step"] == 3
     )
-    two, three = (
-        load_file(tmp_path / name / "data" / "model" / "model.safetensors")
-        for name in ("two", "three")
-    )
-    assert all(torch.equal(two[name], three[name]) for name in two)
+    assert_same_output(tmp_path / "two", tmp_path / "three")
 
 
 @pytest.mark.slow
@@ -454,7 +447,7 @@ def test_ramps_read_the_same_rows_and_resume_midway(
         "length_ramp": [{"until_step": 5, "sequence_length": 16}],
     }
     run_stage("pretrain", inputs, ramps, tmp_path / "whole", checkpoint_every=3)
-    lines = [line for line in read_metrics(tmp_path / "whole") if "loss" in line]
+    lines = steps_of(tmp_path / "whole")
     assert [line["tokens"] // 32 for line in lines] == [2, 4, 7, 10, 16, 22]
     trained = [
         sum(part["tokens"] for part in line["sources"].values()) for line in lines
@@ -480,11 +473,7 @@ def test_ramps_read_the_same_rows_and_resume_midway(
         tmp_path / "again" / "work" / "checkpoints" / "step-00000003",
     )
     run_stage("pretrain", inputs, ramps, tmp_path / "again")
-    assert (
-        tmp_path / "again" / "data" / "model" / "model.safetensors"
-    ).read_bytes() == (
-        tmp_path / "whole" / "data" / "model" / "model.safetensors"
-    ).read_bytes()
+    assert_same_output(tmp_path / "again", tmp_path / "whole")
 
 
 @pytest.mark.slow

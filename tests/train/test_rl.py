@@ -42,6 +42,7 @@ from gristmill.train.rl.sampler import drawn_by, sampling_of
 from gristmill.train.stages.teacher import TeacherError
 from tests.chat_endpoint import Endpoint, Raw, Refuse
 from tests.train.jsonl import read_metrics, write_jsonl
+from tests.train.trained import assert_same_output
 
 WORDS = (
     "json",
@@ -292,10 +293,7 @@ def test_rl_is_extended_and_keeps_earlier_answers(
         tmp_path / "longer",
     )
     assert [line["step"] for line in metrics(tmp_path / "longer")] == list(range(6, 11))
-    for name in ("model/model.safetensors", "answers.parquet"):
-        assert (tmp_path / "longer" / "data" / name).read_bytes() == (
-            tmp_path / "whole" / "data" / name
-        ).read_bytes()
+    assert_same_output(tmp_path / "longer", tmp_path / "whole", "answers.parquet")
 
 
 @pytest.mark.slow
@@ -428,10 +426,7 @@ def test_divergence_of_whole_distributions_falls_and_resumes_within_a_batch(
         run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=6)
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=6)
     assert metrics(tmp_path / "killed") == lines
-    for name in ("model/model.safetensors", "answers.parquet"):
-        assert (tmp_path / "killed" / "data" / name).read_bytes() == (
-            tmp_path / "whole" / "data" / name
-        ).read_bytes()
+    assert_same_output(tmp_path / "killed", tmp_path / "whole", "answers.parquet")
 
 
 def scored(teacher: Llama, tokenizer: Tokenizer) -> Callable[[str, int], Raw]:

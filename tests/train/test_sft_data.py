@@ -116,48 +116,44 @@ def test_cut_and_unmarked_ends_of_turn_are_distinguished(
     assert (summary["end_of_turn_share"], summary["cut_answers"]) == (0.0, 4)
 
 
-def test_answer_without_a_special_token_after_it_is_rejected_by_its_example(
-    run_stage: Any, inputs_with_template: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("template", "error", "message"),
+    [
+        (
+            "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
+            GateError,
+            r"a\.jsonl:1[\s\S]*special token",
+        ),
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}{% generation %}<|user|>"
+            "{{ m.content }}<|end|>{% endgeneration %}{% else %}<|assistant|>"
+            "{{ m.content }}<|end|>{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+            NothingToTrainError,
+            "marks no answer",
+        ),
+        (
+            "{%- for m in messages -%}{{- m.role + m.content + (messages | "
+            "length) | string -}}{%- endfor -%}",
+            TemplateMismatchError,
+            r"4 of 4 [\s\S]*a\.jsonl:1",
+        ),
+    ],
+    ids=["answers end with no special token", "only the user is marked", "counts"],
+)
+def test_template_that_cannot_be_trained_on_is_rejected(
+    run_stage: Any,
+    inputs_with_template: Any,
+    tmp_path: Path,
+    template: str,
+    error: type[Exception],
+    message: str,
 ) -> None:
-    inputs = inputs_with_template(
-        "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-    )
     data = write(tmp_path / "a.jsonl", 4, "The file")
     config = {"data": [{"path": data}], "seed": 1, "sequence_length": 64}
-    with pytest.raises(GateError, match=r"a\.jsonl:1[\s\S]*special token"):
-        run_stage("sft_data", inputs, config, tmp_path / "out")
-
-
-def test_marks_around_the_user_turn_train_nothing(
-    run_stage: Any, inputs_with_template: Any, tmp_path: Path
-) -> None:
-    inputs = inputs_with_template(
-        "{% for m in messages %}{% if m.role == 'user' %}{% generation %}<|user|>"
-        "{{ m.content }}<|end|>{% endgeneration %}{% else %}<|assistant|>"
-        "{{ m.content }}<|end|>{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    data = write(tmp_path / "a.jsonl", 4, "The file")
-    config = {"data": [{"path": data}], "seed": 1, "sequence_length": 64}
-    with pytest.raises(NothingToTrainError, match=r"marks no answer"):
-        run_stage("sft_data", inputs, config, tmp_path / "out")
-
-
-def test_template_that_counts_the_messages_is_rejected(
-    run_stage: Any, inputs_with_template: Any, tmp_path: Path
-) -> None:
-    unmarked = (
-        "{%- for m in messages -%}{{- m.role + m.content + (messages | "
-        "length) | string -}}{%- endfor -%}"
-    )
-    config = {
-        "data": [{"path": write(tmp_path / "a.jsonl", 4, "yes")}],
-        "seed": 1,
-        "sequence_length": 64,
-    }
-    with pytest.raises(TemplateMismatchError, match=r"4 of 4 [\s\S]*a\.jsonl:1"):
-        run_stage("sft_data", inputs_with_template(unmarked), config, tmp_path / "out")
+    with pytest.raises(error, match=message):
+        run_stage("sft_data", inputs_with_template(template), config, tmp_path / "out")
 
 
 def test_weights_and_replay_are_shares_of_tokens(

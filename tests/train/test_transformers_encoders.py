@@ -55,8 +55,8 @@ from tests.train.encoder_families import (
     VOCAB,
     save_tiny_encoder,
 )
-from tests.train.jsonl import read_metrics
 from tests.train.test_masked_rows import ENCODER, MASK, make_inputs
+from tests.train.trained import losses_of
 
 
 def random_ids(rows: int, length: int = LENGTH) -> torch.Tensor:
@@ -217,8 +217,7 @@ def test_training_equals_a_plain_loop_over_the_module(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    lines = [line["loss"] for line in read_metrics(tmp_path / "run") if "loss" in line]
-    assert lines == pytest.approx(losses, rel=1e-5)
+    assert losses_of(tmp_path / "run") == pytest.approx(losses, rel=1e-5)
 
 
 @pytest.mark.slow

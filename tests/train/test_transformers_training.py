@@ -38,10 +38,12 @@ from tests.train.jsonl import read_metrics, write_jsonl
 from tests.train.test_resume import (
     finish,
     torchrun,
+    train,
     wait_for_step,
     without_timing,
     write_stage,
 )
+from tests.train.trained import assert_same_output, losses_of, weights_of
 
 WORDS = "json text file name list code line type value error module class".split()
 
@@ -89,14 +91,6 @@ def preference_config(folder: Path) -> dict[str, Any]:
         "sequence_length": LENGTH,
         "optimizer": {"learning_rate": 0.01},
     }
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "data" / "model" / "model.safetensors")
-
-
-def losses_of(folder: Path) -> list[float]:
-    return [line["loss"] for line in read_metrics(folder) if "loss" in line]
 
 
 @pytest.fixture
@@ -217,14 +211,11 @@ def test_pretraining_continues_resumes_to_the_same_bits_and_merges(
     assert summary["last_loss"] < summary["first_loss"] - 0.5
     stop_pretraining(inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, config, tmp_path / "cut")
-    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert_same_output(tmp_path / "cut", tmp_path / "whole")
     merge = {"steps": [12], "shares": [1.0], "of": 12}
     given = {**inputs, "pretrain": tmp_path / "whole" / "data"}
     run_stage("merge", given, merge, tmp_path / "merged")
-    merged = weights_of(tmp_path / "merged")
-    assert all(torch.equal(whole[name], merged[name]) for name in whole)
+    assert_same_output(tmp_path / "merged", tmp_path / "whole")
 
 
 @pytest.mark.parallel
@@ -242,9 +233,8 @@ def test_two_ranks_train_the_same_model(
         "model": {"init_from": str(tmp_path / "start"), "document_mask": True},
     }
     run_stage("pretrain", inputs, config, tmp_path / "one")
-    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
-    with torchrun(tmp_path / "two", 2) as process:
-        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    write_stage(tmp_path / "two", "pretrain", inputs, config, 4)
+    train(tmp_path / "two", 2)
     assert losses_of(tmp_path / "two") == pytest.approx(
         losses_of(tmp_path / "one"), abs=1e-4
     )
@@ -279,8 +269,7 @@ def test_killed_training_resumes_on_as_many_or_other_processes(
         process.send_signal(signal.SIGKILL)
         finish(process)
     assert not (tmp_path / "killed" / "data").exists()
-    with torchrun(tmp_path / "killed", after) as process:
-        assert finish(process) == 0, (tmp_path / "killed" / "log").read_text()
+    train(tmp_path / "killed", after)
     whole, killed = (
         without_timing(read_metrics(tmp_path / name)) for name in ("whole", "killed")
     )
@@ -289,11 +278,8 @@ def test_killed_training_resumes_on_as_many_or_other_processes(
         if "loss" in line:
             assert line["loss"] == pytest.approx(expected["loss"], abs=1e-4)
     if before == after:
-        weights = Path("data", "model", "model.safetensors")
         assert killed == whole
-        assert (tmp_path / "killed" / weights).read_bytes() == (
-            tmp_path / "whole" / weights
-        ).read_bytes()
+        assert_same_output(tmp_path / "killed", tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -305,8 +291,7 @@ def test_adapters_resume_to_the_same_bits(
     run_stage("sft", given, {**config, "steps": 4}, tmp_path / "resumed")
     for name in ("whole", "resumed"):
         run_stage("sft", given, config, tmp_path / name)
-    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "resumed")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert_same_output(tmp_path / "resumed", tmp_path / "whole")
     assert losses_of(tmp_path / "resumed") == losses_of(tmp_path / "whole")
 
 
@@ -364,8 +349,7 @@ def test_fine_tuning_resumes_to_the_same_bits(
     run_stage("sft", given, {**sft_config, "steps": 4}, tmp_path / "resumed")
     for name in ("whole", "resumed"):
         run_stage("sft", given, sft_config, tmp_path / name)
-    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "resumed")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert_same_output(tmp_path / "resumed", tmp_path / "whole")
 
 
 @pytest.mark.slow

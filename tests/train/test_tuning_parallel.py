@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from benchmarks.checkout import ROOT
 from gristmill.mixtures.schema.posttraining import Dpo, Reference, Tuning
 from gristmill.train.loop.rows_read import READS
 from tests.train.jsonl import read_metrics, write_jsonl
+from tests.train.trained import weights_of
 
 DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}
 READ = {
@@ -429,7 +429,5 @@ def test_two_processes_share_a_quantised_model_with_equal_results(
             else 0
         )
         assert share["bytes"] == full["bytes"] - packed / 2
-    file = Path("adapters", "data", "model", "model.safetensors")
-    weights = [load_file(tmp_path / run / file) for run in ("two", "one")]
-    for name, tensor in weights[1].items():
-        torch.testing.assert_close(weights[0][name], tensor, atol=2e-4, rtol=0)
+    ours, theirs = (weights_of(tmp_path / run / "adapters") for run in ("two", "one"))
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
