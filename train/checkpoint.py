@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gristmill.core.files import read_json, sha256_file, write_json
+from gristmill.core.files import file_sizes, read_json, sha256_file, write_json
 from gristmill.core.object_stores import Warn
 from gristmill.core.stage_context import NOT_MIRRORED, Mirroring
 from gristmill.mixtures.schema.engine import TrainingEngine
@@ -58,6 +58,10 @@ class FileChecksum(TypedDict):
     sha256: str
 
 
+Checksums = dict[str, FileChecksum]
+"""Files by name."""
+
+
 class Marker(TypedDict):
     """Content of `complete.json`.
 
@@ -69,7 +73,7 @@ class Marker(TypedDict):
     """
 
     step: int
-    files: dict[str, FileChecksum]
+    files: Checksums
     state: CheckpointState
     elsewhere: NotRequired[list[str]]
 
@@ -181,7 +185,7 @@ class Checkpoints:
         self.join()
         newest = None
         if self._world.is_first:
-            for checkpoint in _all_checkpoints(self.folder):
+            for checkpoint in self.folder.glob(f"{PREFIX}*"):
                 if not is_complete(checkpoint):
                     remove_checkpoint(checkpoint)
             for step in reversed(complete_steps(self.folder)):
@@ -257,7 +261,7 @@ class Checkpoints:
         if isinstance(written, Future):
             with own_errors(target):
                 written.result()
-        files: dict[str, FileChecksum] = {}
+        files: Checksums = {}
         if self._per_host:
             failure = None
             if self._mirror is not None:
@@ -345,7 +349,7 @@ def complete_steps(folder: Path) -> list[int]:
     """Steps with a complete checkpoint, ascending."""
     return sorted(
         int(path.name.removeprefix(PREFIX))
-        for path in _all_checkpoints(folder)
+        for path in folder.glob(f"{PREFIX}*")
         if is_complete(path)
     )
 
@@ -361,8 +365,8 @@ def outdated(steps: Sequence[int], keeping: TrainingEngine) -> list[int]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return True if the marker exists and lists exactly the existing files, with their
-    sizes.
+    """Return True for the folder of a checkpoint whose marker exists and lists exactly
+    the existing files, with their sizes.
 
     Files that other hosts wrote to their folders may be missing.
     """
@@ -371,14 +375,15 @@ def is_complete(checkpoint: Path) -> bool:
         listed_sizes = {name: entry["bytes"] for name, entry in marker["files"].items()}
         sizes = _sizes(checkpoint)
         return (
-            sizes.items() <= listed_sizes.items()
+            checkpoint.name.startswith(PREFIX)
+            and sizes.items() <= listed_sizes.items()
             and listed_sizes.keys() - sizes.keys() <= set(marker.get("elsewhere", ()))
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def checksums(checkpoint: Path) -> dict[str, FileChecksum]:
+def checksums(checkpoint: Path) -> Checksums:
     """Size and SHA-256 of a checkpoint's files by name, without the marker."""
     return {
         name: {"bytes": size, "sha256": sha256_file(checkpoint / name)}
@@ -402,15 +407,9 @@ def remove_checkpoint(checkpoint: Path) -> None:
 
 
 def _sizes(checkpoint: Path) -> dict[str, int]:
-    return {
-        path.name: path.stat().st_size
-        for path in checkpoint.iterdir()
-        if path.name != MARKER
-    }
-
-
-def _all_checkpoints(folder: Path) -> list[Path]:
-    return list(folder.glob(f"{PREFIX}*"))
+    sizes = file_sizes(checkpoint)
+    sizes.pop(MARKER, None)
+    return sizes
 
 
 def _wait_for_all(world: World) -> None:

@@ -146,15 +146,9 @@ class ContinueError(RuntimeError):
     """A training cannot continue from the checkpoint in its settings."""
 
 
-def take_over(checkpoint: str, job: Job) -> None:
-    """Copy the checkpoint of another training into this one's folder, unless that holds
-    a checkpoint already.
-
-    This is a collective.
-
-    Args:
-        checkpoint: folder of the other training's checkpoint.
-        job: this training.
+def take_over(job: Job) -> None:
+    """Copy the checkpoint that a training continues from into its folder, unless that
+    holds a checkpoint already; a collective.
 
     Raises:
         ContinueError: the checkpoint is damaged, or has read other tokens than the
@@ -163,7 +157,7 @@ def take_over(checkpoint: str, job: Job) -> None:
     folder = job.context.work / CHECKPOINTS
     if agree(bool(complete_steps(folder)), job.world):
         return
-    source = as_path(checkpoint)
+    source = as_path(job.section.continue_from or "")
     marker = _checked(source, job)
     if job.context.mirroring.is_first_here(job.world.is_first):
         target = folder / source.name
@@ -184,7 +178,7 @@ def _checked(source: Path, job: Job) -> Marker:
     def refused(reason: str) -> ContinueError:
         return ContinueError(f"{job.context.stage}.continue_from: {source}{reason}")
 
-    if not source.name.startswith(PREFIX) or not is_complete(source):
+    if not is_complete(source):
         raise refused(
             f" is not a complete checkpoint (a folder {PREFIX}... with {MARKER} in it)"
         )

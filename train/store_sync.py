@@ -42,7 +42,7 @@ from gristmill.core.secrets import restore_secrets
 from gristmill.core.stage_context import StageDescription, read_inputs
 from gristmill.mixtures.schema.engine import Engine, Stream, TrainingEngine
 from gristmill.tokenize.streaming.file_cache import default_folder
-from gristmill.train.distributed.rendezvous import has_several_hosts, hosts_of
+from gristmill.train.distributed.rendezvous import hosts_of
 
 VARIABLE = "GRISTMILL_STAGE_FOLDER"
 """Environment variable of the ranks of such a training: URL of the stage folder in the
@@ -75,9 +75,8 @@ def work_on(folder: Path, leads: bool = True) -> Path:
     """
     if is_local(folder):
         return folder
-    local_folder = work_here(folder, leads)
     os.environ[VARIABLE] = str(folder)
-    return local_folder
+    return work_here(folder, leads)
 
 
 def followed(folder: Path) -> Path:
@@ -269,8 +268,10 @@ class Mirror:
             f"({stream.retry_seconds:g})",
         )
         self._lock = threading.Lock()
-        outdated = read_json(here / "stage.json").get("outdated", ())
-        self._sent: Sent = {**self._files("work"), **dict.fromkeys(outdated, (0, 0))}
+        self._sent: Sent = {
+            **self._files("work"),
+            **dict.fromkeys(read_json(here / "stage.json").get("outdated", ()), (0, 0)),
+        }
         self._elsewhere = set[str]()
 
     def send(self, *parts: str) -> None:
@@ -390,11 +391,6 @@ def mirror_of(here: Path, stream: Stream, warn: Warn) -> Mirror | None:
     if VARIABLE not in os.environ or os.environ["LOCAL_RANK"] != "0":
         return None
     return Mirror(here, followed(here), stream, warn)
-
-
-def is_per_host() -> bool:
-    """Return True if each host of this training works in a separate folder."""
-    return VARIABLE in os.environ and has_several_hosts()
 
 
 def _markers_last(names: Iterable[str]) -> list[str]:

@@ -31,7 +31,9 @@ from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.metrics_log import MetricsLine
 from gristmill.train.loop.objective import (
     UNTRAINED,
+    JsonObject,
     Measured,
+    Numbers,
     ReadDocument,
     mean_of_trained,
 )
@@ -108,8 +110,7 @@ class _StreamObjective:
         return len(rows) * self.sequence_length
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> _Read:
-        batch = self._rows.kind.batch(or_first(rows), trim=True)
-        return _Read(batch, bool(len(rows)))
+        return _Read(self._rows.kind.batch(or_first(rows), trim=True), bool(len(rows)))
 
     def loss(self, model: nn.Module, batch: _Read, scale: float) -> Measured:
         placed = {
@@ -128,10 +129,10 @@ class _StreamObjective:
             row_losses.view(len(losses), -1),
         )
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
+    def report(self, sums: Sequence[float], weight: float) -> Numbers:
         return {"loss": sums[0] / weight}
 
-    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
+    def describe(self, rows: np.ndarray) -> JsonObject:
         return {"read": self._rows.provenance(rows)}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:

@@ -83,8 +83,7 @@ def run(options: list[str]) -> None:
         for rank, failure in sorted(error.failures.items()):
             if is_on_hosts and failure.exitcode == -signal.SIGABRT:
                 # NCCL aborts ranks that wait for a lost host.
-                message = killed(rank, signal.SIGABRT)
-                report_change(followed(Path(options[-1])), message)
+                report_change(followed(Path(options[-1])), killed(rank, signal.SIGABRT))
             # SIGTERM: sent by torchrun to the remaining ranks
             elif failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
                 print_failure(

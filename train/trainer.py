@@ -91,7 +91,7 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
     if job.context.training.deterministic:
         torch.use_deterministic_algorithms(True)  # raise instead of warn
     if job.section.continue_from is not None:
-        take_over(job.section.continue_from, job)
+        take_over(job)
     warn_of_long_warmup(job)
     attempt = Attempt(job)
     progress = attempt.progress
@@ -112,19 +112,13 @@ def train(job: Job) -> tuple[Record | None, TrainingSummary]:
     attempt.checkpoints.close()
     if attempt.record is not None:
         attempt.record.close()
-        steps = (
-            []
-            if job.context.training.permanent_every is None
-            else [
-                step
-                for step in complete_steps(job.context.work / CHECKPOINTS)
-                if step % job.context.training.permanent_every == 0
-            ]
-        )
-        write_json(
-            job.context.work / "kept.json",
-            [str(step_folder(Path(CHECKPOINTS), step)) for step in steps],
-        )
+        every = job.context.training.permanent_every
+        kept = [
+            str(step_folder(Path(CHECKPOINTS), step))
+            for step in complete_steps(job.context.work / CHECKPOINTS)
+            if every is not None and step % every == 0
+        ]
+        write_json(job.context.work / "kept.json", kept)
     summary: TrainingSummary = {
         "steps": progress.step,
         "tokens": progress.tokens,

@@ -184,7 +184,9 @@ def run_stage(
                 if name in description.get("trained", ())
             },
         ),
-        mirroring=Mirroring(mirror, store_sync.is_per_host()),
+        mirroring=Mirroring(
+            mirror, store_sync.VARIABLE in os.environ and rendezvous.has_several_hosts()
+        ),
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)

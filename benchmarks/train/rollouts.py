@@ -38,7 +38,7 @@ from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
 from gristmill.train.rl.multi_turn import Asked, Dialogue
 from gristmill.train.rl.rollout import Generated
-from gristmill.train.rl.sampler import Engine, Sampler, sampling_of
+from gristmill.train.rl.sampler import Sampler, sampling_of
 from gristmill.train.rl.tools.call_format import Call
 from gristmill.train.rl.tools.tool_call import Used
 
@@ -161,7 +161,9 @@ def make_sampler(folder: Path, world: World) -> Sampler:
     return Sampler(
         sharded_model(shape, stored(folder), world, torch.float32),
         None,
-        Engine(shape, torch.float32, PROMPTS * GROUP, world.device),
+        shape,
+        torch.float32,
+        PROMPTS * GROUP,
         world,
     )
 

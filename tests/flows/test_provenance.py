@@ -162,7 +162,7 @@ def test_reinforcement_step_shows_the_answers_it_trained_on(
         for place in range(2)
     ]
     assert answers_of_step(training, 1) == []
-    keep_batch(tmp_path / "work" / "answers", 0, batch, ["contains"])
+    keep_batch(tmp_path / "work" / "answers", 0, batch)
     assert answers_of_step(training, 1) == answers_of_step(training, 3) == batch[:4]
     assert answers_of_step(training, 2) == answers_of_step(training, 4) == batch[4:]
     assert answers_of_step(training, 5) == []

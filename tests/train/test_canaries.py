@@ -14,6 +14,7 @@ from gristmill.mixtures.schema.evaluation import CanaryTest
 from gristmill.mixtures.steps.canaries import Canaries
 from gristmill.train.eval.canaries import count_lines, measure_canaries
 from gristmill.train.eval.likelihood import Score
+from gristmill.train.loop.rows_read import RowsRead
 
 DRAWN = draw_canaries(Canaries(copies=(2, 8), secrets=4, seed=3))
 LOGP = {0: -9.0, 2: -7.0, 8: -1.0}
@@ -66,10 +67,8 @@ def test_exposure_is_the_rank_among_references() -> None:
 
 def test_lines_are_counted_in_the_rows_read() -> None:
     rows = [f"x\n{DRAWN[5].line}\n{DRAWN[5].line} {DRAWN[9].line[:-1]}", "y", "z"]
-    trained: Any = SimpleNamespace(
-        count=600,
-        order=SimpleNamespace(rows=lambda places: places % 3),
-        packed=SimpleNamespace(read=lambda numbers: np.stack([numbers, numbers], 1)),
-    )
+    packed: Any = SimpleNamespace(read=lambda numbers: np.stack([numbers, numbers], 1))
+    order: Any = SimpleNamespace(rows=lambda places: places % 3)
+    trained = RowsRead(packed, order, 600)
     lines = count_lines(trained, lambda ids: [rows[row[0]] for row in ids])
     assert lines == Counter({DRAWN[5].line: 2 * 200})

@@ -27,7 +27,6 @@ from gristmill.train.data.conversation_tokens import (
 )
 from gristmill.train.data.pairs import Pair, write_holdout
 from gristmill.train.data.preference_rows import (
-    DrawnSet,
     PairRows,
     describe_draws,
     draw_pairs,
@@ -260,8 +259,8 @@ def test_weight_is_a_share_of_the_trained_pairs(two_sets: PairRows) -> None:
     assert draws[1].tolist() == [4, *range(6, 16)]
     assert sorted(np.bincount(draws[0], minlength=4).tolist()) == [0, 3, 4, 4]
     assert describe_draws(two_sets, ["small", "large"], draws, held_out) == [
-        DrawnSet("small", pairs=4, held_out=1, drawn=11, drawn_share=0.5),
-        DrawnSet("large", pairs=12, held_out=1, drawn=11, drawn_share=0.5),
+        {"name": name, "pairs": pairs, "held_out": 1, "drawn": 11, "drawn_share": 0.5}
+        for name, pairs in (("small", 4), ("large", 12))
     ]
     # Every prefix keeps the shares.
     is_small = merged(draws) < 4

@@ -41,6 +41,9 @@ def held_out_set(rows: np.ndarray, pieces: list[dict[str, Any]]) -> Any:
         sequence_length=rows.shape[1],
         validation=lambda source: rows,
         validation_pieces=lambda source: table,
+        validation_boundaries=lambda source: SimpleNamespace(
+            filled=lambda: np.full(len(rows), rows.shape[1])
+        ),
     )
 
 

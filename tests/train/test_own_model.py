@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gristmill.mixtures.loader import ManifestError
 from gristmill.train.models.weights import WeightsError, check_model, load_model
-from tests.train.jsonl import read_metrics
-from tests.train.test_resume import finish, torchrun, write_stage
+from tests.train.test_resume import train, write_stage
+from tests.train.trained import assert_same_output, losses_of, weights_of
 
 BIGRAM = """
 import torch
@@ -54,15 +53,6 @@ def with_model(
         return config
 
     return configured
-
-
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "data" / "model" / "model.safetensors")
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    metrics = read_metrics(folder)
-    return [line for line in metrics if "loss" in line]
 
 
 @pytest.mark.slow
@@ -124,13 +114,7 @@ def test_model_resumes_to_the_same_bits(
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     stop_pretraining(inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, config, tmp_path / "cut")
-    uninterrupted, resumed = (
-        weights_of(tmp_path / "whole"),
-        weights_of(tmp_path / "cut"),
-    )
-    assert all(
-        torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted
-    )
+    assert_same_output(tmp_path / "cut", tmp_path / "whole")
 
 
 @pytest.mark.parallel
@@ -139,12 +123,10 @@ def test_two_ranks_train_the_same_model(
 ) -> None:
     config = with_model(BIGRAM, "Bigram")
     run_stage("pretrain", inputs, config, tmp_path / "one")
-    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
-    with torchrun(tmp_path / "two", 2) as process:
-        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
-    ours, theirs = lines(tmp_path / "two"), lines(tmp_path / "one")
-    assert [line["loss"] for line in ours] == pytest.approx(
-        [line["loss"] for line in theirs], abs=1e-4
+    write_stage(tmp_path / "two", "pretrain", inputs, config, 4)
+    train(tmp_path / "two", 2)
+    assert losses_of(tmp_path / "two") == pytest.approx(
+        losses_of(tmp_path / "one"), abs=1e-4
     )
     one_rank, two_ranks = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
     assert all(
@@ -215,7 +197,7 @@ EMBEDDING = MODULE + (
             EMBEDDING
             + "    def forward(self, tokens): return self.e(tokens.roll(-1, 1))",
             {},
-            "logits of M depend",
+            "M returned logits that depend",
         ),
         (
             EMBEDDING + "    def forward(self, tokens): return self.e(tokens) / 0",
@@ -226,7 +208,7 @@ EMBEDDING = MODULE + (
             EMBEDDING + "        self.half()\n    def forward(self, tokens): return "
             "self.e(tokens)",
             {},
-            "line 3: the parameter e.weight of M is not float32",
+            "line 3: M has the parameter e.weight, which is not float32",
         ),
         (
             EMBEDDING + "        self.register_buffer('b', torch.ones(1))\n    def "

@@ -20,13 +20,14 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.rl.policy import opinion_of
 from gristmill.train.rl.rollout import Generated, Rollouts
-from gristmill.train.rl.sampler import Engine
+from gristmill.train.rl.sampler import Sampler
 from gristmill.train.rl.tools.tool_call import Used
 from tests.needs_sandbox import skip_without_sandbox
 from tests.train.jsonl import write_jsonl
-from tests.train.test_resume import finish, torchrun, write_stage
+from tests.train.test_resume import train, write_stage
 from tests.train.test_rl import WORDS, killed_in, metrics, shape, tensors_of  # noqa: F401 - a fixture
 from tests.train.test_tools import own_tool, spoken, total
+from tests.train.trained import assert_same_output
 
 LENGTH = 1200
 COUNTING = '''
@@ -97,9 +98,9 @@ def config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Any]:
     """The same settings, with a patched model that ends its turns with a call."""
-    chat, draw = Chat(start["tokenizer"]), Engine.draw
+    chat, draw = Chat(start["tokenizer"]), Sampler.draw
 
-    def calling(engine: Engine, requests: Sequence[Request]) -> list[Generated]:
+    def calling(sampler: Sampler, requests: Sequence[Request]) -> list[Generated]:
         call = spoken(
             chat,
             '<tool_call>{"name": "tool", "arguments": {"path": "'
@@ -107,7 +108,7 @@ def config(
             + '"}}</tool_call>',
         )
         drawn = draw(
-            engine, [replace(generated, max_new_tokens=4) for generated in requests]
+            sampler, [replace(generated, max_new_tokens=4) for generated in requests]
         )
         return [
             Generated(
@@ -118,7 +119,7 @@ def config(
             for generated, request in zip(drawn, requests, strict=True)
         ]
 
-    monkeypatch.setattr(Engine, "draw", calling)
+    monkeypatch.setattr(Sampler, "draw", calling)
     return plain
 
 
@@ -236,10 +237,7 @@ def test_killed_training_resumes_with_recorded_tool_responses(
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=1000)
     assert (tmp_path / "calls.txt").read_text() == calls  # no tool was called again
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
-    for name in ("model/model.safetensors", "answers.parquet"):
-        assert (tmp_path / "killed" / "data" / name).read_bytes() == (
-            tmp_path / "whole" / "data" / name
-        ).read_bytes()
+    assert_same_output(tmp_path / "killed", tmp_path / "whole", "answers.parquet")
 
 
 @pytest.mark.slow
@@ -293,9 +291,8 @@ def test_two_ranks_answer_like_one(
         "curriculum": {},
     }
     run_stage("rl", start, config, tmp_path / "one")
-    write_stage(tmp_path / "two", "rl", start, config, every=100)
-    with torchrun(tmp_path / "two", 2) as process:
-        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    write_stage(tmp_path / "two", "rl", start, config, 100)
+    train(tmp_path / "two", 2)
     one_rank, two_ranks = (
         pq.read_table(tmp_path / name / "data" / "answers.parquet").to_pylist()
         for name in ("one", "two")

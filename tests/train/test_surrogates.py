@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gristmill.train.rl.algorithms import teacher_advantages
 from gristmill.train.rl.policy_gradient import (
     group_advantages,
     groups_without_variance,
     kl_estimate,
     kl_loss,
     surrogate_loss,
+    teacher_advantages,
     token_weights,
 )
 

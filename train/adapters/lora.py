@@ -7,9 +7,9 @@ Names and layout follow PEFT, so that PEFT can load the adapters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypedDict, get_args
+from typing import TypedDict, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.posttraining import LinearLayer, Lora, RoundedBase
 from gristmill.train.adapters.quantised import RoundedWeight, product, rounded
-from gristmill.train.distributed.fsdp import sharded_model
+from gristmill.train.distributed.fsdp import Adapt, Build, sharded_model
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.model_config import Shape, StoredShape
@@ -173,7 +173,7 @@ def is_adapter(name: str) -> bool:
     return name.endswith((DOWN, UP, MAGNITUDE))
 
 
-def merged(tensors: Mapping[str, Tensor], lora: Lora) -> Tensors:
+def merged(tensors: Tensors, lora: Lora) -> Tensors:
     """Merge adapters into the weights, under the names of the model without
     adapters.
     """
@@ -231,13 +231,14 @@ def round_frozen(
     """Quantise the frozen weights of all adapted layers, one matrix at a time; each
     process keeps its shard.
     """
-    group = world.sharing_group
     for name, layer in _adapted_layers(model):
         weight = tensor_of(
             f"{name}.weight", torch.Size((layer.out_features, layer.in_features))
         ).to(world.device)
         quantised = rounded(weight, kind)
-        layer.rounded = quantised if group is None else quantised.among(group)
+        if world.shards_weights:
+            quantised = quantised.among(world.weights.get_group("shard"))
+        layer.rounded = quantised
 
 
 def rounded_weights(model: nn.Module) -> dict[str, RoundedWeight]:
@@ -253,7 +254,7 @@ def rounded_tensors(model: nn.Module) -> Tensors:
     """Dequantised matrices; float32 on the CPU of the first process, empty on the
     others. A collective.
     """
-    matrices = dict[str, Tensor]()
+    matrices = Tensors()
     is_first = torch.distributed.get_rank() == 0
     for name, weight in rounded_weights(model).items():
         matrix = weight.whole(torch.float32)
@@ -298,8 +299,8 @@ def tuned_model(
     world: World,
     dtype: torch.dtype,
     context: Context,
-    extend: Callable[[nn.Module], None] | None = None,
-    build: Callable[[Any], nn.Module] | None = None,
+    extend: Adapt | None = None,
+    build: Build | None = None,
 ) -> nn.Module:
     """Load an existing model, sharded, with new adapters if configured.
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor
-
 from gristmill.core.files import write_bytes, write_json, write_text
 from gristmill.mixtures.schema.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, is_adapter, merged
@@ -28,7 +26,7 @@ PREFIX = "base_model.model."
 
 
 def save_adapter(
-    folder: Path, lora: Lora, tensors: Mapping[str, Tensor], base: str | None = None
+    folder: Path, lora: Lora, tensors: Tensors, base: str | None = None
 ) -> None:
     """Write the adapters among a model's tensors as float32, with the names of PEFT
     0.21.

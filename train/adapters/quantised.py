@@ -9,8 +9,10 @@ float32) and gather a matrix for its product; scales are replicated.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,99 +27,44 @@ LARGEST = 127
 
 
 @dataclass(frozen=True)
-class SharedBytes:
-    """Tensor of bytes that is sharded over processes.
+class RoundedWeight:
+    """Frozen matrix (out, in) in 4 or 8 bits.
 
     Attributes:
-        own: shard of this process, flat; the last ones may be padded.
-        like: shape and dtype of the tensor, on the meta device.
-        group: the processes, in the order of their shards.
+        data: integers or codes; if sharded, the part of this process, flat and padded.
+        constants: scales and tables, replicated.
+        dequantise: function from all data to the matrix.
+        size, group: if sharded, shape of all data, and the processes in the order of
+            their parts.
     """
 
-    own: Tensor
-    like: Tensor
-    group: dist.ProcessGroup
-
-    def whole(self) -> Tensor:
-        """Gather the tensor; a collective."""
-        gathered = self.own.new_empty(len(self.own) * self.group.size())
-        all_gather_single(gathered, self.own, group=self.group)
-        return gathered[: self.like.numel()].view(self.like.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this process's shard."""
-        return self.own.nbytes
-
-
-def shared(tensor: Tensor, group: dist.ProcessGroup) -> SharedBytes:
-    """Shard of a tensor that is replicated on the processes of a group."""
-    size = -(-tensor.numel() // group.size())
-    flat = F.pad(tensor.flatten(), (0, size * group.size() - tensor.numel()))
-    return SharedBytes(
-        flat[size * group.rank() :][:size].clone(), tensor.to("meta"), group
-    )
-
-
-def _all_of(tensor: Tensor | SharedBytes) -> Tensor:
-    return tensor.whole() if isinstance(tensor, SharedBytes) else tensor
-
-
-@dataclass(frozen=True)
-class Int8Weight:
-    """A matrix as int8 (out, in) with one float32 scale per row (out, 1), rounded to
-    nearest; the scale of a zero row is 1.
-    """
-
-    values: Tensor | SharedBytes
-    scales: Tensor
+    data: Tensor
+    constants: Sequence[Tensor]
+    dequantise: Callable[[Tensor], Tensor]
+    size: tuple[int, ...] = ()
+    group: dist.ProcessGroup | None = None
 
     def whole(self, dtype: torch.dtype) -> Tensor:
-        """Dequantise the matrix, (out, in); a collective if it is sharded."""
-        return (_all_of(self.values).float() * self.scales).to(dtype)
+        """Dequantise the matrix; a collective if it is sharded."""
+        data = self.data
+        if self.group is not None:
+            gathered = data.new_empty(len(data) * self.group.size())
+            all_gather_single(gathered, data, group=self.group)
+            data = gathered[: math.prod(self.size)].view(self.size)
+        return self.dequantise(data).to(dtype)
 
-    def among(self, group: dist.ProcessGroup) -> Int8Weight:
-        """Shard its integers over the processes of a group."""
-        return replace(self, values=shared(_all_of(self.values), group))
+    def among(self, group: dist.ProcessGroup) -> RoundedWeight:
+        """Shard the data over the processes of a group."""
+        count = self.data.numel()
+        part = -(-count // group.size())
+        flat = F.pad(self.data.flatten(), (0, part * group.size() - count))
+        shard = flat[part * group.rank() :][:part].clone()
+        return replace(self, data=shard, size=self.data.shape, group=group)
 
     @property
     def nbytes(self) -> int:
         """Bytes on this process."""
-        return self.values.nbytes + self.scales.nbytes
-
-
-@dataclass(frozen=True)
-class Nf4Weight:
-    """Matrix in 4-bit normal floats with a scale per 64 values, scales in 8 bits: the
-    layout of bitsandbytes.
-    """
-
-    codes: Tensor | SharedBytes
-    state: Any
-
-    def whole(self, dtype: torch.dtype) -> Tensor:
-        """Dequantise the matrix, (out, in); a collective if it is sharded."""
-        from bitsandbytes.functional import dequantize_4bit
-
-        matrix: Tensor = dequantize_4bit(_all_of(self.codes), self.state)
-        return matrix.to(dtype)
-
-    def among(self, group: dist.ProcessGroup) -> Nf4Weight:
-        """Shard its codes over the processes of a group."""
-        return replace(self, codes=shared(_all_of(self.codes), group))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on this process, including the table of 16 values and the scales of
-        scales.
-        """
-        parts = [*vars(self.state).values(), *vars(self.state.state2).values()]
-        return self.codes.nbytes + sum(
-            part.nbytes for part in parts if isinstance(part, Tensor)
-        )
-
-
-RoundedWeight = Int8Weight | Nf4Weight
+        return sum(part.nbytes for part in (self.data, *self.constants))
 
 
 class _Product(torch.autograd.Function):
@@ -132,27 +79,32 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        return gradient @ ctx.weight.whole(gradient.dtype), None
+        return gradients[0] @ ctx.weight.whole(gradients[0].dtype), None
 
 
 def rounded(weight: Tensor, kind: RoundedBase) -> RoundedWeight:
-    """Quantise a float32 matrix (out, in) to 4 or 8 bits, on its device."""
-    match kind:
-        case "int8":
-            largest = weight.abs().amax(dim=1, keepdim=True)
-            scales = torch.where(largest > 0, largest / LARGEST, 1.0)
-            values = (weight / scales).round().clamp(-LARGEST, LARGEST)
-            return Int8Weight(values.to(torch.int8), scales)
-        case "nf4":
-            from bitsandbytes.functional import quantize_4bit
+    """Quantise a float32 matrix (out, in) on its device.
 
-            return Nf4Weight(
-                *quantize_4bit(
-                    weight, blocksize=64, quant_type="nf4", compress_statistics=True
-                )
-            )
-    assert_never(kind)
+    `int8` rounds to nearest, with one float32 scale per row (1 for a zero row). `nf4`
+    has 4-bit normal floats with a scale per 64 values, and scales in 8 bits: the layout
+    of bitsandbytes.
+    """
+    if kind == "int8":
+        largest = weight.abs().amax(dim=1, keepdim=True)
+        scales = torch.where(largest > 0, largest / LARGEST, 1.0)
+        values = (weight / scales).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+        return RoundedWeight(values, [scales], lambda data: data.float() * scales)
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    codes, state = quantize_4bit(
+        weight, blocksize=64, quant_type="nf4", compress_statistics=True
+    )
+    parts = (*vars(state).values(), *vars(state.state2).values())
+    return RoundedWeight(
+        codes,
+        [part for part in parts if isinstance(part, Tensor)],
+        lambda data: dequantize_4bit(data, state),
+    )
 
 
 def product(x: Tensor, weight: RoundedWeight) -> Tensor:

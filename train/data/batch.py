@@ -1,31 +1,15 @@
-"""Training rows: tokens, their loss mask, and positions within documents."""
+"""Training rows: tokens, their loss mask, and positions within documents.
+
+Positions are negative in the padding.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import padded_length
-
-
-@dataclass(frozen=True)
-class TrainedRows:
-    """Rows in host memory.
-
-    Attributes:
-        ids: (n, t) int64.
-        trained: (n, t) bool, True for tokens predicted from those before them, never
-            the first of a row. None: all.
-        positions: (n, t) int32, each token's position within its document, negative in
-            the padding; None if the model sees a row as one document.
-    """
-
-    ids: np.ndarray
-    trained: np.ndarray | None
-    positions: np.ndarray | None
 
 
 def filled_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
@@ -66,31 +50,12 @@ def filled_positions(filled: np.ndarray, length: int) -> np.ndarray:
     return np.where(places < filled[:, None], places, np.int32(-1))
 
 
-def read_documents(
-    packed: PackedSet, rows: np.ndarray, document_mask: bool
-) -> TrainedRows:
-    """Rows of a mixture: all tokens but padding have a loss.
-
-    Args:
-        packed: the set.
-        rows: int64 of shape (n,).
-        document_mask: True if tokens attend only to their own document.
-    """
-    filled = filled_tokens(packed, rows)
-    length = packed.sequence_length
-    trained = None if (filled == length).all() else np.arange(length) < filled[:, None]
-    return TrainedRows(
-        packed.read(rows),
-        trained,
-        document_positions(packed, rows) if document_mask else None,
-    )
-
-
 def read_turns(
     packed: PackedSet, masks: LossMasks, rows: np.ndarray, trim: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Ids, trained and positions of rows of examples, as of TrainedRows; positions only
-    if a row holds several.
+    """Rows of examples: ids (n, t) int64; (n, t) bool, True for tokens predicted from
+    those before them, never the first of a row; and (n, t) int32 positions within
+    examples, None if every row holds one.
 
     Args:
         packed: the set.

@@ -271,8 +271,9 @@ class Chat:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        special = [*special_ids(self.tokenizer), OPEN, CLOSE]
-        return re.compile("|".join(map(re.escape, special)))
+        return re.compile(
+            "|".join(map(re.escape, [*special_ids(self.tokenizer), OPEN, CLOSE]))
+        )
 
     def _id(self, *names: str) -> int:
         for name in names:

@@ -79,7 +79,15 @@ def prepare_texts(
         tokenizer.no_truncation()
         ids = np.array([*encoding.ids, *answer], dtype=np.int64)
         trained = np.arange(len(ids)) >= len(encoding.ids)
-        is_cut = bool(encoding.overflowing)
-        return [Conversation(ids, trained, is_cut, example["id"], answers=1, ended=1)]
+        return [
+            Conversation(
+                ids,
+                trained,
+                bool(encoding.overflowing),
+                example["id"],
+                answers=1,
+                ended=1,
+            )
+        ]
 
     return encode_examples(examples, encode)

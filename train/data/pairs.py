@@ -34,6 +34,7 @@ from gristmill.train.data.conversation_tokens import (
     conversation,
     encode_examples,
 )
+from gristmill.train.loop.objective import JsonObject
 
 HASH_BITS = 64
 HOLDOUT = "holdout.jsonl"
@@ -151,7 +152,7 @@ class PreferenceSet:
     encoding: EncodingCounts
     audit: Audit
 
-    def summary(self) -> dict[str, object]:
+    def summary(self) -> JsonObject:
         """Counts for the summary of a stage."""
         truncated = sum(
             any(conversation.truncated for conversation in pair.conversations)

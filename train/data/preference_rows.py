@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,7 @@ from gristmill.train.data.example_rows import (
     write_ordered_rows,
 )
 from gristmill.train.data.pairs import Pair, are_held_out
-from gristmill.train.loop.objective import ReadDocument, mean_of_trained
+from gristmill.train.loop.objective import JsonObject, ReadDocument, mean_of_trained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,8 +161,7 @@ class PairRows:
         from gristmill.train.objectives.losses import next_tokens
 
         rows = np.concatenate([self.first[pairs], self.first[pairs] + 1])
-        longest = int(self._filled[rows].max())
-        t = padded_length(longest, self.packed.sequence_length)
+        t = padded_length(int(self._filled[rows].max()), self.packed.sequence_length)
         ids = torch.from_numpy(self.packed.read(rows)[:, :t].copy())
         trained = torch.from_numpy(self._masks.read(rows)[:, :t].copy())
         return ids, next_tokens(ids, trained)
@@ -218,13 +216,15 @@ def draw_pairs(
     drawn = []
     for of_set, quota in zip(sets, quotas(list(map(len, sets)), weights), strict=True):
         ids = [rows.ids[pair] for pair in of_set]
-        numbers = copies(np.ones(len(of_set), np.int64), ids, quota, seed)
-        drawn.append(np.repeat(of_set, numbers))
+        drawn.append(
+            np.repeat(of_set, copies(np.ones(len(of_set), np.int64), ids, quota, seed))
+        )
     return drawn
 
 
 class Drawn:
-    """Pairs drawn for training, in reading order.
+    """Pairs drawn for training, in reading order: the part of an objective that depends
+    neither on the model nor on the loss (see objective.Objective).
 
     Args:
         ids: of the examples of all pairs.
@@ -251,13 +251,17 @@ class Drawn:
         # the set at place r.
         self.numbers = merged(draws)
 
-    def fingerprint(self, rows: str) -> str:
-        """32 hexadecimal digits, a hash of the fingerprint of the rows and of the
-        draws.
+    def digest(self, rows: str) -> str:
+        """Hash of the fingerprint of the rows and of the draws: 32 hexadecimal
+        digits.
         """
         return hashlib.blake2b(
             rows.encode() + self.numbers.astype("<i8").tobytes(), digest_size=16
         ).hexdigest()
+
+    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
+        """Number of pairs: all count equally, whatever their length."""
+        return float(len(rows))
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """Tokens of the conversations of some rows, without padding."""
@@ -288,40 +292,22 @@ def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
     return pairs
 
 
-@dataclass(frozen=True)
-class DrawnSet:
-    """Use of a set in training.
-
-    Attributes:
-        name: of the set.
-        pairs: number of its pairs.
-        held_out: number of these that are held out.
-        drawn: number of these drawn for an epoch, with repetitions.
-        drawn_share: of all drawn ones.
-    """
-
-    name: str
-    pairs: int
-    held_out: int
-    drawn: int
-    drawn_share: float
-
-
 def describe_draws(
     rows: PairRows,
     names: Sequence[str],
     draws: Sequence[np.ndarray],
     held_out: np.ndarray,
-) -> list[DrawnSet]:
-    """Use of each set in training."""
-    total = sum(map(len, draws))
+) -> list[JsonObject]:
+    """Use of each set in training: `name`, number of `pairs`, of `held_out` ones, and of
+    those `drawn` for an epoch with repetitions, with their share of all drawn ones.
+    """
     return [
-        DrawnSet(
-            name,
-            int((rows.sets == number).sum()),
-            int(held_out[rows.sets == number].sum()),
-            len(drawn),
-            len(drawn) / total,
-        )
+        {
+            "name": name,
+            "pairs": int((rows.sets == number).sum()),
+            "held_out": int(held_out[rows.sets == number].sum()),
+            "drawn": len(drawn),
+            "drawn_share": len(drawn) / sum(map(len, draws)),
+        }
         for number, (name, drawn) in enumerate(zip(names, draws, strict=True))
     ]

@@ -33,9 +33,9 @@ from gristmill.tokenize.loss_masks import LossMasks, mask_name
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.data.batch import (
-    TrainedRows,
+    document_positions,
+    filled_tokens,
     predicted_tokens,
-    read_documents,
     read_turns,
 )
 from gristmill.train.data.preference_rows import (
@@ -141,7 +141,15 @@ class _Documents:
         """The tensors of some rows (int64, shape (n,)); `trim`: drop the padding common
         to all of them.
         """
-        return laid_out(read_documents(self.packed, rows, self._document_mask))
+        filled = filled_tokens(self.packed, rows)
+        positions = None
+        if self._document_mask:
+            positions = document_positions(self.packed, rows)
+        return laid_out(
+            self.packed.read(rows),
+            np.arange(self.packed.sequence_length) < filled[:, None],
+            positions,
+        )
 
     def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         """Origin of each of some rows."""
@@ -179,7 +187,7 @@ class _Turns(_Documents):
             positions = np.broadcast_to(
                 np.arange(ids.shape[1], dtype=np.int32), ids.shape
             )
-        return laid_out(TrainedRows(ids, trained, positions))
+        return laid_out(ids, trained, positions)
 
     def trained(self, rows: np.ndarray) -> int:
         return int(self._masks.trained_per_row[rows].sum())
@@ -197,11 +205,15 @@ class _Pairs(_Documents):
                 for number in range(len(packed.sources))
             ]
         else:
-            held_out = held_out_mask(self._pairs.records(), section, seed)
-            sets = draw_pairs(self._pairs, held_out, section, seed)
+            sets = draw_pairs(
+                self._pairs,
+                held_out_mask(self._pairs.records(), section, seed),
+                section,
+                seed,
+            )
         self._drawn = Drawn(self._pairs.ids, self._pairs.num_tokens, sets, seed)
         self.order = self._drawn.order
-        self.fingerprint = self._drawn.fingerprint(self._pairs.fingerprint)
+        self.fingerprint = self._drawn.digest(self._pairs.fingerprint)
 
     def batch(self, rows: np.ndarray, trim: bool) -> Batch:
         ids, targets = self._pairs.read(self._drawn.numbers[rows])
@@ -231,30 +243,26 @@ class _Pairs(_Documents):
         return len(rows)
 
 
-def laid_out(read: TrainedRows) -> Batch:
+def laid_out(
+    tokens: np.ndarray, trained: np.ndarray, positions: np.ndarray | None
+) -> Batch:
     """Rows in the format of transformers.
 
     `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED for untrained
-    tokens, and `position_ids` if documents are separated.
+    tokens, and `position_ids` if documents are separated; padding is counted from 0 like
+    a document.
     """
-    ids = torch.from_numpy(read.ids)
+    ids = torch.from_numpy(tokens)
     labels = ids.clone()
-    if read.trained is not None:
-        labels[torch.from_numpy(~read.trained)] = IGNORED
+    if not trained.all():
+        labels[torch.from_numpy(~trained)] = IGNORED
     batch = {"input_ids": ids, "labels": labels}
-    if read.positions is not None:
-        batch["position_ids"] = torch.from_numpy(padding_apart(read.positions))
+    if positions is not None:
+        is_real = positions >= 0
+        padding = np.arange(positions.shape[1]) - is_real.sum(axis=1, keepdims=True)
+        position_ids = np.where(is_real, positions, padding).astype(np.int64)
+        batch["position_ids"] = torch.from_numpy(position_ids)
     return batch
-
-
-def padding_apart(positions: np.ndarray) -> np.ndarray:
-    """Positions (n, t) as int64, with padding counted from 0 like a document, so that
-    all are non-negative.
-    """
-    filled = (positions >= 0).sum(axis=1, keepdims=True)
-    return np.where(
-        positions >= 0, positions, np.arange(positions.shape[1]) - filled
-    ).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -349,8 +357,9 @@ def stream(
 def _resolved(run_or_folder: Any, stage: str) -> tuple[str, dict[str, Any]]:
     """Folder of a packed set, and the manifest of its run; empty if unknown."""
     if hasattr(run_or_folder, "folder") and hasattr(run_or_folder, "path"):
-        manifest = read_json(run_or_folder.path / RUN)["manifest"]
-        return str(run_or_folder.folder(stage)), manifest
+        return str(run_or_folder.folder(stage)), read_json(run_or_folder.path / RUN)[
+            "manifest"
+        ]
     folder = as_path(run_or_folder)
     record = find_json(folder / RUN)
     if record is None:
@@ -503,17 +512,13 @@ class RowStream(IterableDataset[Any]):
                 + place.rows * self.world_size
             )
             place = _Place(position)
-        return {
-            "position": place.position,
-            "batches": place.batches,
-            "rows": place.rows,
-            "worker": place.worker,
-            "workers": place.workers,
-            "batch_size": self._step,
-            "world_size": self.world_size,
-            "seed": self.seed,
-            "fingerprint": self.fingerprint,
-        }
+        return StreamState(
+            **vars(place),
+            batch_size=self._step,
+            world_size=self.world_size,
+            seed=self.seed,
+            fingerprint=self.fingerprint,
+        )
 
     def load_state_dict(self, state: StreamState) -> None:
         """Set the state from which the next iterator continues.
@@ -522,11 +527,8 @@ class RowStream(IterableDataset[Any]):
             OtherRowsError: the state is of another set, another seed, or of a loader's
                 worker with other batches.
         """
-        for name, stored, expected in (
-            ("fingerprint", state["fingerprint"], self.fingerprint),
-            ("seed", state["seed"], self.seed),
-        ):
-            if stored != expected:
+        for name, expected in (("fingerprint", self.fingerprint), ("seed", self.seed)):
+            if (stored := state[name]) != expected:  # type: ignore[literal-required]
                 raise OtherRowsError(
                     f"{self.folder}: the state has read rows by {name} {stored}, but "
                     f"this stream has {name} {expected}: resuming would skip some rows "
@@ -539,13 +541,8 @@ class RowStream(IterableDataset[Any]):
                 f"rows on {batches[1]} ranks, but these are of {self._step} on "
                 f"{self.world_size}; let a new loader begin with seek(rows read so far)"
             )
-        self._place = _Place(
-            state["position"],
-            state["batches"],
-            state["rows"],
-            state["worker"],
-            state["workers"],
-        )
+        place = {name: state[name] for name in vars(_Place())}  # type: ignore[literal-required]
+        self._place = _Place(**place)
         self._has_start = True
 
     def seek(self, position: int) -> None:

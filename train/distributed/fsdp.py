@@ -23,6 +23,7 @@ from gristmill.train.models.model_config import (
 )
 from gristmill.train.models.moe import MixtureOfExperts
 from gristmill.train.models.own_model import build_own
+from gristmill.train.models.tensor_files import Tensors
 from gristmill.train.models.transformers_decoder import (
     TransformersModule,
     check_module,
@@ -34,6 +35,10 @@ class ForeignModelError(ValueError):
     """A setting that needs the built-in decoder."""
 
 
+Adapt = Callable[[nn.Module], object]
+"""Function that modifies a model before it is sharded."""
+Build = Callable[[Any], nn.Module]
+"""Function that constructs the model of a shape."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -51,8 +56,8 @@ def sharded_model(
     dtype: torch.dtype,
     compute: Compute | None = None,
     float8: Literal["off", "tensorwise", "rowwise"] = "off",
-    adapt: Callable[[nn.Module], None] | None = None,
-    build: Callable[[Any], nn.Module] | None = None,
+    adapt: Adapt | None = None,
+    build: Build | None = None,
 ) -> nn.Module:
     """Build a model whose parameters are sharded over all processes.
 
@@ -293,23 +298,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def measured_by_all(
     model: nn.Module,
     number: int,
-    columns: int,
     micro_batch_size: int,
     world: World,
     measure: Callable[[np.ndarray], Tensor],
 ) -> np.ndarray:
-    """Measure n examples with a model, each rank its share: (n, columns) float32, equal
-    on every rank.
+    """Measure both answers of n pairs with a model, each rank its share: (n, 2) float32,
+    equal on every rank.
 
     Args:
         model: on every rank.
         number: n.
-        columns: values per example.
-        micro_batch_size: maximum number of examples per forward pass on a rank.
+        micro_batch_size: maximum number of pairs per forward pass on a rank.
         world: the processes.
-        measure: indices of examples (int64) -> values (len, columns).
+        measure: indices of pairs (int64) -> values (len, 2).
     """
-    measured = torch.zeros(number, columns, dtype=torch.float32, device=world.device)
+    measured = torch.zeros(number, 2, dtype=torch.float32, device=world.device)
     with evaluating(model):
         for part in world.micro_batches(np.arange(number), micro_batch_size):
             values = measure(or_first(part))
@@ -319,14 +322,14 @@ def measured_by_all(
     return summed
 
 
-def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+def whole_tensors(model: nn.Module) -> Tensors:
     """Gather all master weights, float32 on the CPU of the first process; empty on the
     others.
 
     This is a collective. Processes except the first hold at most one full tensor.
     """
     assert_master_weights(model)
-    is_kept, full_tensors = torch.distributed.get_rank() == 0, dict[str, Tensor]()
+    is_kept, full_tensors = torch.distributed.get_rank() == 0, Tensors()
     for name, parameter in model.named_parameters():
         full_tensor = gathered(parameter).detach()
         if is_kept:

@@ -106,11 +106,6 @@ class World:
         return self.data_mesh.size(self.data_mesh.ndim - 1) > 1
 
     @property
-    def sharing_group(self) -> dist.ProcessGroup | None:
-        """Processes that share the weights of a replica, if several."""
-        return self.weights.get_group("shard") if self.shards_weights else None
-
-    @property
     def row_split(self) -> RowSplit | None:
         """Processes that compute the same rows, each a share of their tokens, if
         several.

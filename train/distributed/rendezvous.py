@@ -160,8 +160,17 @@ def use_network(endpoint: str) -> str:
     interface = os.environ.get(INTERFACES[0], LOOPBACK)
     if interface == LOOPBACK:
         address = address_towards(host.strip("[]"), int(port))
-        interface = interface_of(address)
-        os.environ[INTERFACES[0]] = interface
+        matching = [
+            name
+            for name, own in addresses().items()
+            if own == address or own[:4] == address[:4] == "127."
+        ]
+        if not matching:
+            raise HostsError(
+                f"{socket.gethostname()} has no interface with the address {address}; "
+                "name the one that reaches the other hosts: engine.network.interface"
+            )
+        interface = os.environ[INTERFACES[0]] = matching[0]
     else:
         address = address_of(interface)
     os.environ.setdefault(INTERFACES[1], interface)
@@ -194,23 +203,6 @@ def addresses() -> dict[str, str]:
         for address in addresses_of_name
         if address.family == socket.AF_INET
     }
-
-
-def interface_of(address: str) -> str:
-    """Network interface with an address.
-
-    Raises:
-        HostsError: no interface has it.
-    """
-    for name, interface_address in addresses().items():
-        if interface_address == address or (
-            address.startswith("127.") and interface_address.startswith("127.")
-        ):
-            return name
-    raise HostsError(
-        f"{socket.gethostname()} has no interface with the address {address}; name the "
-        "one that reaches the other hosts: engine.network.interface"
-    )
 
 
 def address_towards(host: str, port: int) -> str:

@@ -11,6 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -31,8 +41,6 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
         UnevenSplitError: heads or channels are not divisible by the number of
             processes, or the model has experts.
     """
-    from torch.distributed.tensor.parallel import parallelize_module
-
     shape, size = model.shape, mesh.size()
     if shape.experts:
         raise UnevenSplitError(
@@ -46,10 +54,6 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
                 f"({getattr(shape, name)}) "
                 "does not divide by it; use a divisor, or shard instead"
             )
-    from torch import nn
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel
-
     plan: dict[str, Any] = {
         "model.embed_tokens": RowwiseParallel(
             input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)
@@ -63,31 +67,17 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
         if layer is not None:
             weight = distribute_tensor(layer.weight.detach(), mesh, [Shard(dim)])
             layer.weight = nn.Parameter(weight, layer.weight.requires_grad)
-    for layer in model.model.layers.children():
-        parallelize_module(layer, mesh, _plan_of_block(model))
-    model.tensor_mesh = mesh
-
-
-def _plan_of_block(model: Llama) -> dict[str, Any]:
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-    )
-
     other_layouts = (None,) * 4  # rotary, visible, cache, filled
     norm_of_heads = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
     norms = {"self_attn.q_norm": norm_of_heads, "self_attn.k_norm": norm_of_heads}
-    return {
+    plan_of_block = {
         "input_layernorm": SequenceParallel(),
         "self_attn": PrepareModuleInput(
             input_layouts=(Shard(SEQUENCE), *other_layouts),
             desired_input_layouts=(Replicate(), *other_layouts),
         ),
         **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
-        **(norms if model.shape.qk_norm else {}),
+        **(norms if shape.qk_norm else {}),
         "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
         "post_attention_layernorm": SequenceParallel(),
         "mlp": PrepareModuleInput(
@@ -97,3 +87,6 @@ def _plan_of_block(model: Llama) -> dict[str, Any]:
         "mlp.up_proj": ColwiseParallel(),
         "mlp.down_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
     }
+    for layer in model.model.layers.children():
+        parallelize_module(layer, mesh, dict(plan_of_block))
+    model.tensor_mesh = mesh

@@ -5,7 +5,7 @@ that were never inserted (Carlini et al. 2019).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -15,10 +15,7 @@ from gristmill.mixtures.schema.evaluation import CanaryTest
 from gristmill.train.eval.intervals import Estimate, mean_with_interval
 from gristmill.train.eval.likelihood import Request
 from gristmill.train.generation.language_model import LanguageModel
-from gristmill.train.loop.batch_plan import slices
-from gristmill.train.loop.rows_read import RowsRead
-
-ROWS_AT_A_TIME = 256
+from gristmill.train.loop.rows_read import DecodeRows, RowsRead
 
 
 class Memorised(TypedDict):
@@ -43,17 +40,13 @@ class Memorised(TypedDict):
     loss: float
 
 
-def count_lines(
-    trained: RowsRead, decode: Callable[[Sequence[Sequence[int]]], list[str]]
-) -> Counter[str]:
+def count_lines(trained: RowsRead, decode: DecodeRows) -> Counter[str]:
     """Number of occurrences of each canary in the rows read; one that a row cuts is not
     found.
     """
     lines: Counter[str] = Counter()
-    for part in slices(trained.count, ROWS_AT_A_TIME):
-        places = np.arange(part.start, part.stop, dtype=np.int64)
-        tokens = trained.packed.read(trained.order.rows(places)).tolist()
-        for text in decode(tokens):
+    for texts in trained.texts(trained.first(trained.count), decode):
+        for text in texts:
             lines.update(PATTERN.findall(text))
     return lines
 

@@ -52,6 +52,7 @@ from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request as Prompt
 from gristmill.train.generation.scheduler import Scheduler
+from gristmill.train.loop.objective import JsonObject
 
 Aggregation = Callable[[Sequence[Any]], float]
 """Function from the items' values to a metric."""
@@ -279,12 +280,16 @@ class Result:
     samples: list[AnswerSample] = field(default_factory=list)
 
     @property
-    def summary(self) -> dict[str, object]:
+    def summary(self) -> JsonObject:
         """Results as JSON, with the metrics beside the number of items."""
-        summary: dict[str, object] = {"items": self.items, **self.metrics}
+        summary: JsonObject = {"items": self.items, **self.metrics}
         if self.samples:
             summary["samples"] = self.samples
         return summary
+
+
+Results = dict[str, Result]
+"""Results by task and group."""
 
 
 @dataclass(frozen=True)
@@ -313,12 +318,12 @@ class HarnessTask:
 
     def results(
         self, language: LanguageModel, seed: int, bootstrap_samples: int
-    ) -> dict[str, Result]:
+    ) -> Results:
         """Results by task and group, with bootstrap intervals over items; a collective
         call if the model is sharded.
         """
         evaluation = self._evaluate(language)
-        results: dict[str, Result] = {}
+        results: Results = {}
         resampled: dict[str, Any] = {}
         for name, task in self.loaded["tasks"].items():
             samples = evaluation["samples"][name]

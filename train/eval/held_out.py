@@ -22,7 +22,7 @@ from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, sum_over_ranks
 from gristmill.train.eval.intervals import Estimate, interval
 from gristmill.train.loop.batch_plan import or_first, slices
-from gristmill.train.loop.objective import GroupedMetrics
+from gristmill.train.loop.objective import GroupedMetrics, Numbers
 from gristmill.train.models.model_config import AnyShape
 from gristmill.train.models.transformer import Llama
 from gristmill.train.objectives.losses import IGNORED, score_tokens
@@ -41,26 +41,14 @@ correctly.
 """
 
 
-def next_token_rows(rows: np.ndarray) -> Laid:
-    """Rows (n, t) with the next token as the target of each place."""
-    ids = rows.astype(np.int64)
-    targets = np.full_like(ids, IGNORED)
-    targets[:, :-1] = ids[:, 1:]
-    return Laid(ids, targets)
-
-
 @torch.no_grad()
-def score_rows(
-    model: nn.Module, laid: Laid, positions: np.ndarray | None, token_bytes: Tensor
-) -> Tensor:
+def score_rows(model: nn.Module, laid: Laid, token_bytes: Tensor) -> Tensor:
     """Loss, predicted tokens, their bytes and correct ones of each place: (COLUMNS, n,
     t) float64, zeros without a target.
 
     Args:
         model: predicts ids.
         laid: n rows.
-        positions: (n, t) in their documents, for a model with attention within
-            documents.
         token_bytes: (vocab,) bytes of text per id, on the model's device.
     """
 
@@ -71,7 +59,7 @@ def score_rows(
     nll, correct = model(
         placed(laid.inputs),
         TokenHead(score_tokens, {"targets": targets}),
-        positions=None if positions is None else placed(positions),
+        positions=None if laid.positions is None else placed(laid.positions),
         **{name: placed(array) for name, array in laid.beside().items()},
     )
     counted = targets != IGNORED
@@ -81,7 +69,7 @@ def score_rows(
     )
 
 
-def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, float]:
+def loss_metrics(nll: float, tokens: float, num_bytes: float) -> Numbers:
     """`loss` per token and `bits_per_byte`, from sums; `tokens` is positive, bits per
     byte are omitted without bytes.
     """
@@ -98,31 +86,36 @@ def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
 
 
 def score_documents(
-    model: Llama, packed: PackedSet, source: str, token_bytes: Tensor
+    model: Llama,
+    packed: PackedSet,
+    source: str,
+    token_bytes: Tensor,
+    layout: Layout | None = None,
 ) -> np.ndarray:
-    """Sums over each held-out document of a source: (documents, COLUMNS) float64.
-
-    The first token of a row has no context and does not count.
-    """
-    rows = packed.validation(source)
-    positions = held_out_positions(packed, source, model.shape)
-    values = np.zeros((*rows.shape, COLUMNS))
-    for part in slices(len(rows), ROWS_PER_FORWARD):
-        places = None if positions is None else positions[part]
-        scored = score_rows(model, next_token_rows(rows[part]), places, token_bytes)
-        values[part, 1:] = scored.movedim(0, -1)[:, :-1].cpu().numpy()
-    return by_document(packed, source, values)
-
-
-def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarray:
     """Sums over each held-out document of a source that has any predicted token:
     (documents, COLUMNS) float64.
 
-    Rows replace documents in a set without a table of pieces.
+    The first token of a row has no context and does not count as a next token. Rows
+    replace documents in a set without a table of pieces.
 
     Args:
-        values: (n, t, COLUMNS) of its held-out rows' tokens.
+        model: predicts the targets.
+        packed: a set with held-out rows.
+        source: a source with held-out rows.
+        token_bytes: (vocab,) bytes of text per id, on the model's device.
+        layout: targets of the rows; the next tokens if absent.
     """
+    held_out = HeldOutRows(packed, source, model.shape, layout)
+    values = np.zeros((*held_out.read.tokens.shape, COLUMNS))
+    ahead = 1 if layout is None else layout.ahead
+    for part in slices(len(values), ROWS_PER_FORWARD):
+        laid = held_out.laid(part)
+        scored = score_rows(model, laid, token_bytes).movedim(0, -1).cpu().numpy()
+        if laid.places is None:
+            values[part, ahead:] = scored[:, : scored.shape[1] - ahead]
+        else:
+            row, number = np.nonzero(laid.places >= 0)
+            values[part][row, laid.places[row, number]] = scored[row, number]
     pieces = packed.validation_pieces(source)
     if not len(pieces):
         return values.sum(axis=1)
@@ -141,29 +134,45 @@ def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarra
     return summed[summed[:, 1] > 0]
 
 
-def held_out_positions(
-    packed: PackedSet, source: str, shape: AnyShape
-) -> np.ndarray | None:
-    """Position of each token in its attention span in a source's held-out rows (int32,
-    (n, t)); None for full rows.
+class HeldOutRows:
+    """Held-out rows of a source as inputs and targets of a model.
+
+    Args:
+        packed: the set.
+        source: a source with held-out rows.
+        shape: of the model.
+        layout: targets; the next token at each place if absent.
     """
-    if not shape.document_mask and shape.kind != "encoder":
-        return None
-    return held_out_rows(packed, source, shape).positions
 
+    def __init__(
+        self, packed: PackedSet, source: str, shape: AnyShape, layout: Layout | None
+    ) -> None:
+        tokens = packed.validation(source)
+        boundaries = packed.validation_boundaries(source)
+        positions = (
+            boundaries.positions(packed.sequence_length)
+            if shape.document_mask
+            else filled_positions(boundaries.filled(), packed.sequence_length)
+        )
+        zeros = np.zeros(len(tokens), dtype=np.int64)
+        self.read = Read(tokens, positions, np.arange(len(tokens)), zeros)
+        self._layout = layout
+        # Decoders attend to full rows without positions.
+        self._has_positions = shape.document_mask or shape.kind == "encoder"
 
-def held_out_rows(packed: PackedSet, source: str, shape: AnyShape) -> Read:
-    """Held-out rows of a source in the form that a layout reads."""
-    rows = packed.validation(source)
-    boundaries = packed.validation_boundaries(source)
-    positions = (
-        boundaries.positions(packed.sequence_length)
-        if shape.document_mask
-        else filled_positions(boundaries.filled(), packed.sequence_length)
-    )
-    return Read(
-        rows, positions, np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
-    )
+    def laid(self, rows: slice | np.ndarray) -> Laid:
+        """Inputs and targets of some rows."""
+        part = Read(*(array[rows] for array in self.read))
+        if self._layout is None:
+            ids = part.tokens.astype(np.int64)
+            targets = np.full_like(ids, IGNORED)
+            targets[:, :-1] = ids[:, 1:]
+            laid = Laid(ids, targets)
+        else:
+            laid = self._layout(part, HELD_OUT_STEP)
+        if laid.places is None and self._has_positions:
+            return laid._replace(positions=part.positions)
+        return laid
 
 
 class SourceMetrics(TypedDict):
@@ -267,7 +276,7 @@ class Validation:
             if len(packed.validation(source))
         }
 
-    def _metrics(self, packed: PackedSet, source: str) -> dict[str, float]:
+    def _metrics(self, packed: PackedSet, source: str) -> Numbers:
         """Metrics of the model on a source's rows, distributed over the ranks; a
         collective call.
 
@@ -278,22 +287,13 @@ class Validation:
         """
         world = self.world
         shape: AnyShape = self.model.shape  # type: ignore[assignment]
-        rows = packed.validation(source)
-        positions = held_out_positions(packed, source, shape)
-        laid = None
-        if self.layout is not None:
-            laid = self.layout(held_out_rows(packed, source, shape), HELD_OUT_STEP)
-            if laid.places is not None:
-                positions = laid.positions
+        held_out = HeldOutRows(packed, source, shape, self.layout)
+        rows = held_out.read.rows
         sums = torch.zeros(COLUMNS, dtype=torch.float64, device=world.device)
         with evaluating(self.model):
-            for batch in world.micro_batches(np.arange(len(rows)), ROWS_PER_FORWARD):
-                chosen = or_first(batch)
+            for batch in world.micro_batches(rows, ROWS_PER_FORWARD):
                 scored = score_rows(
-                    self.model,
-                    laid.of_rows(chosen) if laid else next_token_rows(rows[chosen]),
-                    None if positions is None else positions[chosen],
-                    self.token_bytes,
+                    self.model, held_out.laid(or_first(batch)), self.token_bytes
                 )
                 if len(batch):
                     sums += torch.stack([column.sum() for column in scored])

@@ -37,8 +37,12 @@ def mean_with_interval(
     values: np.ndarray, seed: int, bootstrap_samples: int
 ) -> Estimate:
     """Mean of n values and its bootstrap interval."""
-    columns = np.asarray(values, dtype=np.float64)[:, None]
-    return interval(columns, lambda means: means[:, 0], seed, bootstrap_samples)
+    return interval(
+        np.asarray(values, dtype=np.float64)[:, None],
+        lambda means: means[:, 0],
+        seed,
+        bootstrap_samples,
+    )
 
 
 def share_with_interval(hits: np.ndarray) -> Estimate | None:

@@ -8,13 +8,12 @@ after mixing, so it also finds items that decontamination missed or did not look
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.decontamination.ngram import (
-    NgramIndex,
     build_index,
     covered_words,
     find_ngrams,
@@ -22,10 +21,9 @@ from gristmill.dataprep.decontamination.ngram import (
 from gristmill.dataprep.shuffle_format import ranges
 from gristmill.mixtures.schema.evaluation import Contamination
 from gristmill.train.eval.intervals import mean_with_interval
-from gristmill.train.loop.batch_plan import slices
-from gristmill.train.loop.rows_read import RowsRead
+from gristmill.train.loop.objective import JsonObject
+from gristmill.train.loop.rows_read import DecodeRows, RowsRead
 
-ROWS_AT_A_TIME = 256
 WORST_ITEMS = 10
 """Most contaminated items that are named."""
 MIN_WORDS = 8
@@ -36,7 +34,7 @@ same.
 
 def item_coverage(
     trained: RowsRead,
-    decode: Callable[[Sequence[Sequence[int]]], list[str]],
+    decode: DecodeRows,
     questions: Mapping[str, Sequence[str]],
     section: Contamination,
     seed: int,
@@ -56,27 +54,16 @@ def item_coverage(
         pa.array(texts, pa.large_string()), section.ngram, min(MIN_WORDS, section.ngram)
     )
     ngrams: set[int] = set()
-    rows = trained.drawn(section.rows, seed)
-    for part in slices(len(rows), ROWS_AT_A_TIME):
-        tokens = trained.packed.read(rows[part]).tolist()
-        ngrams.update(
-            np.unique(
-                find_ngrams(pa.array(decode(tokens), pa.large_string()), index).ngram
-            ).tolist()
-        )
-    share = coverage(index, np.array(sorted(ngrams), dtype=np.int64))
+    for passages in trained.texts(trained.drawn(section.rows, seed), decode):
+        matches = find_ngrams(pa.array(passages, pa.large_string()), index)
+        ngrams.update(np.unique(matches.ngram).tolist())
+    numbers = np.array(sorted(ngrams), dtype=np.int64)
+    offsets = index.place_offsets
+    places = np.sort(index.places[ranges(offsets[numbers], offsets[numbers + 1])])
+    covered = covered_words(places, index.part_offsets, index.lengths)
+    share = covered / np.maximum(index.counted_words, 1)
     ends = np.cumsum([len(of_task) for of_task in questions.values()])
     return dict(zip(questions, np.split(share, ends[:-1]), strict=True))
-
-
-def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
-    """Share of each part's words covered by the given n-grams (int64, ascending); 0 for
-    parts without counted words.
-    """
-    offsets = index.place_offsets
-    places = np.sort(index.places[ranges(offsets[ngrams], offsets[ngrams + 1])])
-    words = covered_words(places, index.part_offsets, index.lengths)
-    return words / np.maximum(index.counted_words, 1)
 
 
 def effect(
@@ -85,7 +72,7 @@ def effect(
     section: Contamination,
     seed: int,
     bootstrap_samples: int,
-) -> dict[str, object]:
+) -> JsonObject:
     """Effect of contamination on a task.
 
     Returns:

@@ -10,7 +10,7 @@ before every row. `suites.yaml` has the tasks and the published scores.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from gristmill.train.eval.intervals import (
 )
 from gristmill.train.eval.likelihood import Request
 from gristmill.train.eval.task_files import Record, TaskError
-from gristmill.train.generation.language_model import LanguageModel
+from gristmill.train.generation.language_model import Encode, LanguageModel
 from gristmill.train.loop.batch_plan import slices
 
 ORDER_SEED, SHOTS_SEED = 1337, 1234
@@ -130,10 +130,11 @@ class SuiteResult:
 @cache
 def known_suites() -> Mapping[str, KnownSuite]:
     """All suites by name."""
-    entries = yaml.safe_load(
-        Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, KnownSuite]).validate_python(
+        yaml.safe_load(
+            Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8")
+        )
     )
-    return TypeAdapter(dict[str, KnownSuite]).validate_python(entries)
 
 
 def centred(accuracy: Any, baseline: float) -> Any:
@@ -290,7 +291,7 @@ def _texts(task: SuiteTask, item: Record) -> tuple[list[str], int]:
 
 
 def requests_of(
-    encode: Callable[[str], list[int]], prefix: int, kind: Kind, texts: Sequence[str]
+    encode: Encode, prefix: int, kind: Kind, texts: Sequence[str]
 ) -> list[Request]:
     """Requests that score an item: for choices the ids after their common prefix, for
     contexts their common suffix, for a continuation the ids after the prompt's.

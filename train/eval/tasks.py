@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gristmill.mixtures.schema.evaluation import Evaluate, Task
@@ -11,7 +12,7 @@ from gristmill.train.generation.language_model import LanguageModel
 from gristmill.train.loop.objective import GroupedMetrics
 
 if TYPE_CHECKING:
-    from gristmill.train.eval.harness import HarnessTask, Result
+    from gristmill.train.eval.harness import HarnessTask, Results
 
 
 def open_tasks(sections: Sequence[Task]) -> list[HarnessTask]:
@@ -25,19 +26,20 @@ def open_tasks(sections: Sequence[Task]) -> list[HarnessTask]:
 
 def answer_tasks(
     language: LanguageModel, section: Evaluate, tasks: Sequence[HarnessTask]
-) -> dict[str, Result]:
+) -> Results:
     """Results of a model by task and group."""
-    results: dict[str, Result] = {}
+    results: Results = {}
     for task in tasks:
         results |= task.results(language, section.key_seed, section.bootstrap_samples)
     return results
 
 
+@dataclass
 class InLoopTasks:
     """Tasks evaluated during a training; called on every rank together.
 
-    Args:
-        tasks: tasks, loaded once.
+    Attributes:
+        sections: tasks, loaded once.
         language: the model in training.
         every: steps between evaluations; the last step is always included.
         last: the last step.
@@ -46,13 +48,13 @@ class InLoopTasks:
         TaskError: a task has the model write answers, or cannot be loaded.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], language: LanguageModel, every: int, last: int
-    ) -> None:
-        self._language = language
-        self._every = every
-        self._last = last
-        self._tasks = open_tasks(tasks)
+    sections: Sequence[Task]
+    language: LanguageModel
+    every: int
+    last: int
+
+    def __post_init__(self) -> None:
+        self._tasks = open_tasks(self.sections)
         for task in self._tasks:
             if any(
                 loaded.OUTPUT_TYPE == "generate_until"
@@ -65,11 +67,11 @@ class InLoopTasks:
 
     def __call__(self, step: int) -> dict[str, GroupedMetrics] | None:
         """`tasks`: task -> metric -> value; None at other steps and without tasks."""
-        if not self._tasks or (step != self._last and step % self._every):
+        if not self._tasks or (step != self.last and step % self.every):
             return None
         values: GroupedMetrics = {}
         for task in self._tasks:
-            for name, result in task.results(self._language, 0, 1).items():
+            for name, result in task.results(self.language, 0, 1).items():
                 values[name] = {
                     metric: estimate["value"]
                     for metric, estimate in result.metrics.items()

@@ -18,9 +18,12 @@ from gristmill.train.data.conversation_tokens import (
 )
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.eval.likelihood import Request, Score, score_requests
+from gristmill.train.loop.spike_report import Decode
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 
+Encode = Callable[[str], list[int]]
+"""Function from a text to ids."""
 UNFINISHED = "\ufffd"
 """Output of a decoder for an incomplete character."""
 
@@ -47,9 +50,9 @@ class LanguageModel:
     """
 
     model: Llama
-    encode: Callable[[str], list[int]]
-    prompt: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
+    encode: Encode
+    prompt: Encode
+    decode: Decode
     start: int
     end: int
     chat: Chat | None
@@ -175,9 +178,7 @@ class TextStream:
         is_stopped: True after a stop.
     """
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stops = tuple(stop for stop in stops if stop)
         self._ids: list[int] = []

@@ -177,8 +177,14 @@ class Scheduler:
         most = min(
             request.max_new_tokens, self.model.shape.sequence_length - 1 - cached
         )
-        generator = random_numbers(request.sampling.seed, request.prompt)
-        row = _Row(self._added, request, most, most, generator, cached)
+        row = _Row(
+            self._added,
+            request,
+            most,
+            most,
+            random_numbers(request.sampling.seed, request.prompt),
+            cached,
+        )
         self._waiting.append(row)
         self._added += 1
         return row.number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from gristmill.core.stage_context import Context
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.loop_state import LoopState
 from gristmill.train.loop.metrics_log import Record
-from gristmill.train.loop.objective import UNTRAINED, ReadDocument
+from gristmill.train.loop.objective import UNTRAINED, JsonObject, ReadDocument
 from gristmill.train.loop.spike_report import (
     AUTOPSIES,
     Decode,
     Known,
+    Origins,
     SkippedStep,
     examine,
     write_spike_report,
@@ -59,24 +60,19 @@ def look_at_device(progress: LoopState, job: Job, record: Record | None) -> None
             "mean": finite(step_flags.mean),
             "deviation": finite(step_flags.deviation),
         }
-        record.skipped(
-            {
-                "step": figures["step"],
-                "loss": figures["loss"],
-                "grad_norm": figures["grad_norm"],
-                "rows": rows.tolist(),
-                **objective.describe(rows),
-            }
-        )
+        line: JsonObject = {**figures, "rows": rows.tolist()}
+        del line["mean"], line["deviation"]
+        record.skipped({**line, **objective.describe(rows)})
         documents = objective.blame(rows, row_losses)
         for document in documents:
             head = document.pop("head", None)
             if head is not None and observers.decode is not None:
                 document["text"] = observers.decode(head)
-        origins = origins_of(documents, observers.known, job.context)
         write_spike_report(
             job.context.work / AUTOPSIES,
-            examine(figures, documents, origins),
+            examine(
+                figures, documents, origins_of(documents, observers.known, job.context)
+            ),
         )
         job.context.warn(
             f"step {step_flags.step} was skipped: loss {float(step_flags.loss):.4g}, "
@@ -116,7 +112,7 @@ def gather_row_losses(parts: Sequence[Tensor], rows: int, world: World) -> np.nd
 
 def origins_of(
     documents: Sequence[ReadDocument], known: Known | None, context: Context
-) -> Mapping[str, Mapping[str, object]]:
+) -> Origins:
     """Origin and quality of documents, by id; empty, with a warning, if they cannot be
     read.
     """

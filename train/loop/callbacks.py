@@ -18,11 +18,11 @@ from gristmill.dataprep.user_functions import (
     check_call,
     load_function,
     load_own,
+    wrong,
 )
 from gristmill.mixtures.schema.pretrain import Callback, CallbackEvent
-from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.distributed.process_groups import World, on_first
-from gristmill.train.loop.objective import Metrics
+from gristmill.train.loop.objective import JsonObject, Metrics
 
 EVENTS: tuple[CallbackEvent, ...] = get_args(CallbackEvent)
 
@@ -131,30 +131,27 @@ class Callbacks:
         """Return True if one of these callbacks ended the training of a checkpoint."""
         return stopped is not None and stopped["of"] in self._keys
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> JsonObject:
         """State of the callbacks that have a `state_dict`, for a checkpoint."""
 
-        def collect() -> dict[str, object]:
-            states: dict[str, object] = {}
+        def collect() -> JsonObject:
+            states: JsonObject = {}
             for callback in self._callbacks:
                 if not callback.keeps_state:
                     continue
-                reference = callback.section.use
                 state = call_own(callback.section, callback.instance.state_dict)
                 try:
                     states[callback.key] = json.loads(
                         json.dumps(state, allow_nan=False)
                     )
                 except (TypeError, ValueError) as error:
-                    raise OwnCodeError(
-                        f"{reference.place}: what {reference.name}.state_dict returned "
-                        f"is not JSON: {error}"
-                    ) from error
+                    problem = f"returned a state_dict that is not JSON: {error}"
+                    raise wrong(callback.section, problem) from error
             return states
 
         return on_first(collect, self._world) if self._keys else {}
 
-    def load(self, states: Mapping[str, object]) -> None:
+    def load(self, states: Metrics) -> None:
         """Restore the state of the callbacks from a checkpoint."""
 
         def restore() -> None:
@@ -171,17 +168,15 @@ class Callbacks:
 
     def _make(self, sections: Sequence[Callback]) -> list[str]:
         for section in sections:
-            reference = section.use
-            code = load_function(reference)
-            if not isinstance(code, type):
+            if not isinstance(load_function(section.use), type):
                 event = section.on or EVENTS[0]
                 events = {event: load_own(section, "metrics")}
                 self._callbacks.append(_Loaded(section, _key(section), events))
                 continue
             if section.on is not None:
-                raise OwnCodeError(
-                    f"{reference.place}: {reference.name} is a class, whose methods say "
-                    "when they are called; remove `on`"
+                raise wrong(
+                    section,
+                    "is a class, whose methods say when they are called; remove `on`",
                 )
             instance = call_own(section, load_own(section))
             events = {
@@ -190,12 +185,9 @@ class Callbacks:
                 if callable(getattr(instance, event, None))
             }
             if not events:
-                raise OwnCodeError(
-                    f"{reference.place}: {reference.name} has none of the methods "
-                    f"{', '.join(EVENTS)}"
-                )
+                raise wrong(section, f"has none of the methods {', '.join(EVENTS)}")
             for event, method in events.items():
-                check_call(reference, method, ("metrics",), {}, event)
+                check_call(section.use, method, ("metrics",), {}, event)
             self._callbacks.append(_Loaded(section, _key(section), events, instance))
         return [event for callback in self._callbacks for event in callback.events]
 
@@ -209,22 +201,21 @@ def _reason_to_end(
     callback: _Loaded, event: CallbackEvent, metrics: Metrics
 ) -> str | None:
     """Call a callback. Returns its reason to end the training, or None."""
-    reference = callback.section.use
     answer = call_own(callback.section, callback.events[event], metrics)
     if answer is None:
         return None
     if not isinstance(answer, str) or not answer.strip():
-        raise OwnCodeError(
-            f"{reference.place}: {reference.name} returned {answer!r} "
-            f"{event.replace('_', ' ')}; return None to go on, or a text that says why "
-            "the training is to end"
+        raise wrong(
+            callback.section,
+            f"returned {answer!r} {event.replace('_', ' ')}; return None to go on, or a "
+            "text that says why the training is to end",
         )
     if event == "on_checkpoint":
         # Fingerprints do not cover the interval of checkpoints.
-        raise OwnCodeError(
-            f"{reference.place}: {reference.name} returned {answer!r} on a checkpoint, "
-            "but how often one is saved may not change a result; end the training "
-            "after_step or after_validation"
+        raise wrong(
+            callback.section,
+            f"returned {answer!r} on a checkpoint, but how often one is saved may not "
+            "change a result; end the training after_step or after_validation",
         )
     return answer
 

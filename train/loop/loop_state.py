@@ -9,15 +9,16 @@ from typing import NotRequired, Protocol, TypedDict
 from torch import Tensor
 
 from gristmill.train.loop.callbacks import Stop
+from gristmill.train.models.tensor_files import Tensors
 
-StateTensors = dict[str, Tensor | dict[str, Tensor]]
+StateTensors = dict[str, Tensor | Tensors]
 """State of the loop on the device, by name, and within each part."""
 
 
 class Part(Protocol):
     """Component with state on the device (averaged weights, ...)."""
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """State for a checkpoint, loaded in place."""
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
 from gristmill.core.files import atomic_write, copy_file, read_json_lines
 from gristmill.mixtures.schema.engine import Trackers
-from gristmill.train.loop.objective import GroupedMetrics, Metrics
+from gristmill.train.loop.objective import GroupedMetrics, Metrics, Numbers
 from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
 from gristmill.train.trackers import open_trackers
 
@@ -118,7 +117,7 @@ class Record:
         for tracker in self._trackers:
             tracker.log(step, numbers)
 
-    def skipped(self, line: Mapping[str, object]) -> None:
+    def skipped(self, line: Metrics) -> None:
         """Append a skipped step and the data that it read."""
         append_line(self._work / SKIPPED, line)
 
@@ -140,7 +139,7 @@ class Record:
         return read_lines(self._work / METRICS)
 
 
-def append_line(path: Path, line: Mapping[str, object]) -> None:
+def append_line(path: Path, line: Metrics) -> None:
     """Append a JSON object as a line."""
     with open(path, "a", encoding="utf-8") as sink:
         sink.write(json.dumps(line, allow_nan=False) + "\n")
@@ -162,7 +161,7 @@ def cut_after(path: Path, step: int) -> None:
                 sink.write(line)
 
 
-def flatten(line: Mapping[str, object], prefix: str = "") -> dict[str, float]:
+def flatten(line: Metrics, prefix: str = "") -> Numbers:
     """Numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} ->
     {"sources/a/loss": 1}.
     """

@@ -20,10 +20,14 @@ UNTRAINED = -1.0
 """Placeholder for positions without a loss; losses are never negative."""
 
 
+Numbers = dict[str, float]
+"""Metrics that are numbers."""
+JsonObject = dict[str, object]
+"""Numbers, texts, lists and objects by name."""
 Metrics = Mapping[str, object]
-GroupedMetrics = dict[str, dict[str, float]]
-"""Metrics of each source, task or layer."""
 """Metrics by name, as JSON: numbers, texts, and mappings of them."""
+GroupedMetrics = dict[str, Numbers]
+"""Metrics of each source, task or layer."""
 
 
 class ReadDocument(TypedDict, total=False):
@@ -117,7 +121,7 @@ class Objective(Protocol):
         weights.
         """
 
-    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
+    def describe(self, rows: np.ndarray) -> JsonObject:
         """Names of the rows of a step, for the record of skipped steps."""
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:
@@ -151,5 +155,8 @@ def read_pieces(
         start = piece["start"]
         end = start + piece["length"]
         losses = row_losses[place, max(start - ahead, 0) : end - ahead]
-        head = tokens[place, start : min(end, start + HEAD_TOKENS)].tolist()
-        yield piece, mean_of_trained(losses), head
+        yield (
+            piece,
+            mean_of_trained(losses),
+            tokens[place, start : min(end, start + HEAD_TOKENS)].tolist(),
+        )

@@ -6,6 +6,7 @@ Less than one epoch and early stopping leave rows unread.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,13 @@ from gristmill.core.files import read_json_lines
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.shuffle import Order, order_key, permute
-from gristmill.train.loop.batch_plan import plan_of
+from gristmill.train.loop.batch_plan import plan_of, slices
 from gristmill.train.loop.metrics_log import METRICS
 
+DecodeRows = Callable[[Sequence[Sequence[int]]], list[str]]
+"""Function from rows of ids to their texts."""
+ROWS_AT_A_TIME = 256
+"""Rows that are decoded together."""
 READS = "reads"
 """Config key for the keys of the section `pretrain` that determine the rows: see
 mixtures.schema.pretrain.READING_KEYS.
@@ -42,6 +47,11 @@ class RowsRead:
     def first(self, count: int) -> np.ndarray:
         """First `count` rows (int64), repeated if there are fewer."""
         return self.order.rows(np.arange(count, dtype=np.int64) % self.count)
+
+    def texts(self, rows: np.ndarray, decode: DecodeRows) -> Iterator[list[str]]:
+        """Yield the texts of some rows, ROWS_AT_A_TIME together."""
+        for part in slices(len(rows), ROWS_AT_A_TIME):
+            yield decode(self.packed.read(rows[part]).tolist())
 
     def drawn(self, count: int, seed: int) -> np.ndarray:
         """At most `count` distinct rows, chosen by hash; int64, ascending."""

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypedDict
 
 from gristmill.core.files import read_json, write_text
-from gristmill.train.loop.objective import ReadDocument
+from gristmill.train.loop.objective import JsonObject, ReadDocument
 
 AUTOPSIES = "autopsies"
 EXCLUDE = "exclude.txt"
@@ -30,7 +30,9 @@ in forty if losses are normal.
 
 Decode = Callable[[Sequence[int]], str]
 """Function from token ids to text."""
-Known = Callable[[Sequence[str]], Mapping[str, Mapping[str, object]]]
+Origins = Mapping[str, JsonObject]
+"""Origin and quality of documents, by id."""
+Known = Callable[[Sequence[str]], Origins]
 """Function from hexadecimal document ids to the origin and quality of each document."""
 
 
@@ -60,13 +62,13 @@ class SpikeReport(SkippedStep):
     """
 
     suspects: list[str]
-    documents: list[dict[str, object]]
+    documents: list[JsonObject]
 
 
 def examine(
     step: SkippedStep,
     documents: Sequence[ReadDocument],
-    origins: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+    origins: Origins = MappingProxyType({}),
 ) -> SpikeReport:
     """Create the loss-spike report of a step.
 
@@ -105,8 +107,10 @@ def examine(
 
 def write_spike_report(folder: Path, report: SpikeReport) -> None:
     """Write a loss-spike report, and update the list of attributed documents."""
-    text = json.dumps(report, ensure_ascii=False, indent=1)
-    write_text(folder / f"step-{report['step']}.json", text)
+    write_text(
+        folder / f"step-{report['step']}.json",
+        json.dumps(report, ensure_ascii=False, indent=1),
+    )
     write_exclusion(folder)
 
 

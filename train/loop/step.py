@@ -4,8 +4,7 @@ metrics if due.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,22 +12,24 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.distributed.process_groups import World, sum_with_flag
+from gristmill.train.distributed.fsdp import evaluating
+from gristmill.train.distributed.process_groups import (
+    World,
+    sum_over_ranks,
+    sum_with_flag,
+)
 from gristmill.train.distributed.rendezvous import waiting_file
 from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.loop.loop_state import LoopState, Seen
 from gristmill.train.loop.metrics_log import TIMINGS
-from gristmill.train.loop.objective import Metrics, Objective
+from gristmill.train.loop.objective import JsonObject, Metrics, Objective
 from gristmill.train.loop.prefetch import Batch
 from gristmill.train.loop.spikes import judge, remember_loss
 from gristmill.train.loop.stopping import stop_requested
-from gristmill.train.loop.throughput import (
-    UpdateSize,
-    model_flops_utilisation,
-    peak_memory_bytes,
-)
+from gristmill.train.loop.throughput import UpdateSize, peak_memory_bytes
 from gristmill.train.loop.training_job import Job, is_logged, scheduled_rate
+from gristmill.train.models.tensor_files import Tensors
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import update
 from gristmill.train.resuming import Attempt
@@ -106,9 +107,7 @@ def metrics_of_step(
     }
 
 
-def _log(
-    attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]
-) -> Metrics | None:
+def _log(attempt: Attempt, norms: Tensors, batches: ReadAhead[Batch]) -> Metrics | None:
     """Write metrics and report progress; a collective. Returns them on the first
     rank.
     """
@@ -126,26 +125,15 @@ def _log(
     clock.restart(progress.tokens, progress.step, batches.waited_seconds)
     if attempt.record is None:
         return None
-    utilisation_of = partial(
-        model_flops_utilisation,
-        rate,
-        peak=job.utilisation.peak_flops,
-        devices=job.world.size,
-    )
     measured = objective.report(sums, weight) if weight > 0 else {}
-    metrics: dict[str, object] = {**measured, **measured_norms}
+    metrics: JsonObject = {**measured, **measured_norms}
     metrics |= {
         "learning_rate": scheduled_rate(job, progress.step),
         "tokens": progress.tokens,
         "skipped_steps": progress.skipped,
         "rows_digest": progress.digest,
         "tokens_per_second": round(rate, 1),
-        # Attention of all pairs of positions, as in PaLM (appendix B), and of unmasked
-        # pairs.
-        "mfu": utilisation_of(objective.flops_per_token),
-        "mfu_causal": utilisation_of(
-            objective.flops_per_token * job.utilisation.causal_share
-        ),
+        **job.utilisation.mfu(rate * objective.flops_per_token / job.world.size),
         **waiting,
     }
     if attempt.save_seconds:
@@ -163,6 +151,17 @@ def _log(
         tokens_per_second=rate,
     )
     return metrics
+
+
+def summed_losses(
+    model: nn.Module, objective: Objective, parts: Iterable[Any], world: World
+) -> list[float]:
+    """Sums of an objective over micro-batches of all ranks, without gradients."""
+    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
+    with evaluating(model):
+        for part in parts:
+            sums += objective.loss(model, part, 1.0).sums
+    return sum_over_ranks(sums, world).tolist()
 
 
 def accumulate_gradients(

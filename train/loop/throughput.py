@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gristmill.core.processes import peak_resident_bytes
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.schema.engine import Profile
 from gristmill.train.distributed.process_groups import World, max_over_ranks
+from gristmill.train.loop.objective import Numbers
+from gristmill.train.models.tensor_files import Tensors
 from gristmill.train.optim.dtensor_sums import total_norm, trainable
 from gristmill.train.planning.devices import find_device
 
@@ -41,16 +43,15 @@ class Utilisation:
     peak_flops: float | None = None
     causal_share: float = 1.0
 
-
-def model_flops_utilisation(
-    tokens_per_second: float, flops_per_token: float, peak: float | None, devices: int
-) -> float | Literal["unknown"]:
-    """MFU (PaLM, appendix B): model FLOPs per second over the peak of all devices;
-    "unknown" without a peak.
-    """
-    if peak is None:
-        return "unknown"
-    return tokens_per_second * flops_per_token / (peak * devices)
+    def mfu(self, flops_per_second: float) -> dict[str, float | Literal["unknown"]]:
+        """`mfu`, model FLOPs per second of a device over its peak with attention of all
+        pairs of positions (PaLM, appendix B), and `mfu_causal` with that of unmasked
+        pairs; "unknown" without a peak.
+        """
+        if self.peak_flops is None:
+            return {"mfu": "unknown", "mfu_causal": "unknown"}
+        share = flops_per_second / self.peak_flops
+        return {"mfu": share, "mfu_causal": share * self.causal_share}
 
 
 class Clock:
@@ -84,9 +85,7 @@ class Clock:
         """Tokens per second since the start."""
         return (tokens - self.tokens) / (time.perf_counter() - self.started)
 
-    def data_wait(
-        self, step: int, waited_seconds: float, world: World
-    ) -> dict[str, float]:
+    def data_wait(self, step: int, waited_seconds: float, world: World) -> Numbers:
         """Mean data wait per step on the slowest rank since the start, in seconds and
         as a share of the step time.
 
@@ -110,7 +109,7 @@ class UpdateSize:
         self._before = [parameter.detach().clone() for parameter in self._trained]
 
     @torch.no_grad()
-    def norms(self) -> dict[str, Tensor]:
+    def norms(self) -> Tensors:
         """`param_norm` after the update, and `update_ratio`, the norm of the update
         over it; scalars on the device.
         """

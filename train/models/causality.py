@@ -36,8 +36,10 @@ def logit_changes(model: Any, packs: bool) -> tuple[float, float]:
     on_later = logits[0, :half] - logits[1, :half]
     on_neighbours = torch.zeros(1)
     if packs:
-        positions = torch.arange(half, device=rows.device).repeat(2, 2)
-        packed: Tensor = model(rows.roll(half, 1), positions=positions)
+        packed: Tensor = model(
+            rows.roll(half, 1),
+            positions=torch.arange(half, device=rows.device).repeat(2, 2),
+        )
         on_neighbours = packed[:, half:] - model(rows[:, :half])
     model.train(training)
     scale = float(logits.abs().max()) or 1.0

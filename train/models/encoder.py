@@ -22,6 +22,7 @@ from gristmill.train.models.model_config import (
     TransformersShape,
     WeightsError,
 )
+from gristmill.train.models.tensor_files import Tensors
 from gristmill.train.models.transformer import Head, Llama, logits_head
 from gristmill.train.models.transformers_decoder import (
     UNLIMITED_CONTEXT,
@@ -69,7 +70,7 @@ class Encoder(TransformersModule):
             hidden = hidden[documents.rows, documents.places]
         return head(hidden, matrix)
 
-    def _document_mask(self, positions: Tensor) -> Tensor | dict[str, Tensor]:
+    def _document_mask(self, positions: Tensor) -> Tensor | Tensors:
         """Mask of attention within documents, (n, 1, t, t) bool; by kind of layer if some
         attend to a window.
         """
@@ -139,12 +140,11 @@ BASES: dict[Kind, type[TransformersModule]] = {
 
 
 def model_of(shape: StoredShape) -> Llama | TransformersModule:
-    """Construct the model of a shape; inside `torch.device("meta")` its parameters have
-    no memory.
-    """
+    """Construct the model of a shape; its parameters have no memory."""
     if isinstance(shape, TransformersShape):
         return build_module(shape, BASES[shape.kind])
-    return Llama(shape)
+    with torch.device("meta"):
+        return Llama(shape)
 
 
 def new_encoder(section: Pretrain, vocab_size: int, length: int) -> TransformersShape:
@@ -202,8 +202,11 @@ def new_encoder(section: Pretrain, vocab_size: int, length: int) -> Transformers
             # A tokenizer that is trained here has no [CLS].
             "classifier_pooling": "mean",
         }
-    shape = module_shape({**config, **no_ids}, {})
-    return replace(shape, sequence_length=length, document_mask=model.document_mask)
+    return replace(
+        module_shape({**config, **no_ids}, {}),
+        sequence_length=length,
+        document_mask=model.document_mask,
+    )
 
 
 def classifier_shape(encoder: StoredShape, classes: Sequence[str]) -> TransformersShape:
@@ -233,5 +236,6 @@ def classifier_shape(encoder: StoredShape, classes: Sequence[str]) -> Transforme
         "id2label": {str(number): name for number, name in enumerate(classes)},
         "label2id": {name: number for number, name in enumerate(classes)},
     }
-    shape = module_shape(config, encoder.files)
-    return replace(shape, sequence_length=encoder.sequence_length)
+    return replace(
+        module_shape(config, encoder.files), sequence_length=encoder.sequence_length
+    )

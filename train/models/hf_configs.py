@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gristmill.mixtures.model_families import describe_families
 from gristmill.mixtures.schema.model import RopeScaling
+from gristmill.train.models.initialisation import VOCABULARY_TENSORS
 from gristmill.train.models.model_config import (
     ConfigJson,
+    JsonObject,
     Published,
     Shape,
     ShapeError,
@@ -18,7 +22,7 @@ from gristmill.train.models.model_config import (
 from gristmill.train.models.model_config import (
     UnknownArchitectureError as UnknownArchitectureError,
 )
-from gristmill.train.models.tensor_files import Tensors
+from gristmill.train.models.tensor_files import Planned, Tensors
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -258,7 +262,7 @@ def family_of(shape: Shape) -> str:
 
 def hf_config(
     shape: Shape, dtype: str, eos: list[int], pad: int, bos: int | None = None
-) -> dict[str, object]:
+) -> JsonObject:
     """The config.json of a model for transformers, with the vocabulary size without
     padding; `bos` applies to decoders.
 
@@ -273,7 +277,7 @@ def hf_config(
         }
     }
     window = None if shape.published is None else shape.published.sliding_window
-    experts: dict[str, object] = {}
+    experts: JsonObject = {}
     if shape.experts:
         experts = {
             "num_local_experts": shape.experts,
@@ -316,9 +320,9 @@ def hf_config(
     }
 
 
-def _rope_to_hf(shape: Shape) -> dict[str, object]:
+def _rope_to_hf(shape: Shape) -> JsonObject:
     scaling = shape.rope_scaling
-    rope: dict[str, object] = {
+    rope: JsonObject = {
         "rope_type": "default" if scaling is None else scaling.kind,
         "rope_theta": shape.rope_theta,
     }
@@ -401,4 +405,43 @@ def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> Tensors:
         inner: piece
         for expert, names in zip(tensor, parts, strict=True)
         for inner, piece in zip(names, torch.chunk(expert, len(names)), strict=True)
+    }
+
+
+def planned_for_hf(
+    sizes: Mapping[str, Sequence[int]],
+    read: Callable[[str], Tensor],
+    shape: Shape,
+    dtype: torch.dtype,
+) -> dict[str, Planned]:
+    """Tensors of a model under Hugging Face's names, without padding rows, created when
+    they are written.
+
+    Args:
+        sizes: shape of each of our tensors.
+        read: returns one of them.
+        shape: of the model.
+        dtype: of the result.
+    """
+
+    def split(name: str, tensor: Tensor) -> Tensors:
+        if name in VOCABULARY_TENSORS:
+            tensor = tensor[: shape.vocab_size]
+        return split_for_hf(name, tensor, shape)
+
+    def make(inner: str, names: Sequence[str]) -> Tensor:
+        parts = [split(name, read(name))[inner].to(dtype) for name in names]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    part_sizes: dict[str, dict[str, torch.Size]] = {}
+    for name, size in sizes.items():
+        for inner, part in split(name, torch.empty(size, device="meta")).items():
+            part_sizes.setdefault(inner, {})[name] = part.shape
+    return {
+        inner: Planned(
+            dtype,
+            (sum(size[0] for size in parts.values()), *next(iter(parts.values()))[1:]),
+            partial(make, inner, [*parts]),
+        )
+        for inner, parts in part_sizes.items()
     }

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -102,4 +101,3 @@ def _deviation(
             # OLMo, olmo/initialization.py; the last dimension is the fan-in.
             fan_in_scale = 1 / math.sqrt(size[-1])
             return fan_in_scale / (depth_scale if is_residual else 1.0), CUT
-    assert_never(init)

@@ -50,6 +50,7 @@ OWN = "own"
 """Key of config.json for the code and options of a user's model."""
 TRANSFORMERS = "transformers"
 """Key of config.json for the shape of a module of transformers."""
+JsonObject = dict[str, object]
 ConfigJson = Mapping[str, Any]
 """Content of a config.json, ours or of transformers."""
 
@@ -357,9 +358,9 @@ def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> 
     return replace(shape, prefix_lm=section.reads_prefixes)
 
 
-def shape_to_json(shape: AnyShape) -> dict[str, object]:
+def shape_to_json(shape: AnyShape) -> JsonObject:
     """Content of `config.json`."""
-    values: dict[str, object] = TypeAdapter(type(shape)).dump_python(shape, mode="json")
+    values: JsonObject = TypeAdapter(type(shape)).dump_python(shape, mode="json")
     if isinstance(shape, TransformersShape):
         return {TRANSFORMERS: values}
     if isinstance(shape, Shape):

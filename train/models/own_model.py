@@ -18,8 +18,8 @@ from gristmill.dataprep.user_functions import (
     check_call,
     load_function,
     taken_by_name,
+    wrong,
 )
-from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.models.causality import LARGEST_LEAK, logit_changes
 from gristmill.train.models.model_config import OwnShape
 from gristmill.train.models.transformer import Head, logits_head
@@ -56,10 +56,10 @@ class OwnModel(nn.Module):
             OwnCodeError: the user's module fails, or does not return a logit for each
                 token and id.
         """
-        code = self.shape.own.use
+        own = self.shape.own
         if positions is None and self.shape.document_mask:  # each row is one document
             positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        with blaming(code):
+        with blaming(own.use):
             logits = (
                 self.inner(ids) if positions is None else self.inner(ids, positions)
             )
@@ -74,10 +74,10 @@ class OwnModel(nn.Module):
                 if isinstance(logits, Tensor)
                 else type(logits).__name__
             )
-            raise OwnCodeError(
-                f"{code.place}: the model {code.name} returned {actual} for tokens of "
-                f"shape {tuple(ids.shape)}; return logits of shape {expected_shape} "
-                "(rows, tokens, vocabulary)"
+            raise wrong(
+                own,
+                f"returned {actual} for tokens of shape {tuple(ids.shape)}; return logits "
+                f"of shape {expected_shape} (rows, tokens, vocabulary)",
             )
         return head(logits, None)
 
@@ -97,69 +97,43 @@ def build_own(shape: OwnShape) -> OwnModel:
     Raises:
         OwnCodeError: it fails, or is not a causal module from tokens to logits.
     """
-    code = shape.own.use
-    make = load_function(shape.own.use)
-    options = {
-        **dict.fromkeys(
-            taken_by_name(make, ["sequence_length"]), shape.sequence_length
-        ),
-        **shape.own.options,
-    }
+    own, code = shape.own, shape.own.use
+    make = load_function(code)
+    lengths = taken_by_name(make, ["sequence_length"])
+    options = {**dict.fromkeys(lengths, shape.sequence_length), **own.options}
     check_call(code, make, ("vocab_size",), options)
     with torch.random.fork_rng(devices=[]), blaming(code):
         torch.manual_seed(seeded_key(shape.seed, "model") >> 1)
         inner = make(shape.vocab_size, **options)
     if not isinstance(inner, nn.Module):
-        raise OwnCodeError(
-            f"{code.place}: {code.name} returned {type(inner).__name__}; return a "
-            "torch.nn.Module"
-        )
-    check_call(
-        code,
-        inner.forward,
-        ("tokens", *(("positions",) if shape.document_mask else ())),
-        {},
-        "forward",
-    )
-    wrong_dtype = next(
-        (
-            name
-            for name, parameter in inner.named_parameters()
-            if parameter.dtype != torch.float32
-        ),
-        None,
-    )
-    if wrong_dtype is not None:
-        raise OwnCodeError(
-            f"{code.place}: the parameter {wrong_dtype} of {code.name} is not float32, "
-            "as master weights are; pretrain.precision says what is computed in"
-        )
-    parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
+        raise wrong(own, f"returned {type(inner).__name__}; return a torch.nn.Module")
+    arguments = ("tokens", "positions") if shape.document_mask else ("tokens",)
+    check_call(code, inner.forward, arguments, {}, "forward")
+    parameters = dict(inner.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32:
+            raise wrong(
+                own,
+                f"has the parameter {name}, which is not float32, as master weights are; "
+                "pretrain.precision says what is computed in",
+            )
     buffers = [name for name in inner.state_dict() if name not in parameters]
     if not parameters or buffers:
-        problem = (
-            f"keeps the buffer {buffers[0]}; register it with persistent=False"
-            if buffers
-            else "has no parameters"
-        )
-        raise OwnCodeError(
-            f"{code.place}: {code.name} {problem}: a model is what its parameters are"
-        )
-    model = OwnModel(
-        replace(
-            shape, parameters=sum(parameter.numel() for parameter in inner.parameters())
-        ),
-        inner,
-    )
+        problem = "has no parameters"
+        if buffers:
+            problem = (
+                f"keeps the buffer {buffers[0]}; register it with persistent=False"
+            )
+        raise wrong(own, f"{problem}: a model is what its parameters are")
+    count = sum(parameter.numel() for parameter in inner.parameters())
+    model = OwnModel(replace(shape, parameters=count), inner)
     on_later, _ = logit_changes(model, packs=False)
     if math.isnan(on_later):
-        raise OwnCodeError(
-            f"{code.place}: the model {code.name} returned logits that are NaN or "
-            "Inf before any training"
-        )
+        raise wrong(own, "returned logits that are NaN or Inf before any training")
     if on_later > LARGEST_LEAK[torch.float32]:
-        raise OwnCodeError(
-            f"{code.place}: the logits of {code.name} depend on tokens that come "
-            "later; let each see itself and what precedes it only"
+        raise wrong(
+            own,
+            "returned logits that depend on tokens that come later; let each see itself "
+            "and what precedes it only",
         )
     return model

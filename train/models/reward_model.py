@@ -9,7 +9,6 @@ vocabulary's output matrix.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from gristmill.train.models.hf_configs import (
     family_of,
     hf_config,
     is_scorer,
-    split_for_hf,
+    planned_for_hf,
 )
 from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.model_config import ConfigJson, Shape
-from gristmill.train.models.tensor_files import ready, write_tensors
+from gristmill.train.models.tensor_files import Tensors, write_tensors
 from gristmill.train.models.transformer import Head, Llama, OutputLayer
 from gristmill.train.models.weights import (
     SHAPE_FILE,
@@ -40,7 +39,6 @@ from gristmill.train.models.weights import (
 )
 
 SCORE = "score.weight"
-EMBEDDING = "model.embed_tokens.weight"
 
 
 class RewardModel(Llama):
@@ -114,7 +112,7 @@ def with_new_score(tensor_of: TensorOf, seed: int) -> TensorOf:
 def save_reward_model(
     folder: Path,
     shape: Shape,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     stops: list[int],
     pad: int,
 ) -> None:
@@ -136,18 +134,10 @@ def save_reward_model(
         "id2label": {"0": "score"},
         "label2id": {"score": 0},
     }
-    parts: dict[str, list[Tensor]] = {}
-    for name in sorted(tensors):
-        tensor = (
-            tensors[name][: shape.vocab_size] if name == EMBEDDING else tensors[name]
-        )
-        for inner, part in split_for_hf(name, tensor, shape).items():
-            parts.setdefault(inner, []).append(part.float())
+    sizes = {name: tensors[name].shape for name in sorted(tensors)}
+    planned = planned_for_hf(sizes, tensors.__getitem__, shape, torch.float32)
     write_json(folder / SHAPE_FILE, config)
-    write_tensors(
-        folder / WEIGHTS_FILE,
-        {inner: ready(torch.cat(pieces)) for inner, pieces in parts.items()},
-    )
+    write_tensors(folder / WEIGHTS_FILE, planned)
 
 
 def load_reward_model(folder: Path, device: str = "cpu") -> RewardModel:

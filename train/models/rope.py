@@ -44,8 +44,9 @@ def frequencies(
         # them.
         rotations = length * plain / (2 * math.pi)
         low = scaling.low_freq_factor
-        high = scaling.high_freq_factor
-        kept_share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+        kept_share = ((rotations - low) / (scaling.high_freq_factor - low)).clamp(
+            0.0, 1.0
+        )
         return (1 - kept_share) * plain / scaling.factor + kept_share * plain, 1.0
     # YaRN, section 3.2 of Peng et al. 2023: a linear ramp over channels between those
     # with two numbers of rotations in the original length

@@ -13,11 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from gristmill.mixtures.schema.engine import Compute
 from gristmill.train.distributed.context_parallel import RowSplit, RowSplitError
@@ -33,10 +39,6 @@ if TYPE_CHECKING:
 Head = Callable[[Tensor, Output], Any]
 """Function of hidden states (n, t, d), or logits (n, t, v), and output matrix that
 computes the model's result.
-"""
-Kept = Literal["nothing", "selected"]
-"""Activations kept for the backward pass: none, or those that are expensive to
-recompute.
 """
 PRODUCTS = (
     torch.ops.aten.mm.default,
@@ -350,14 +352,17 @@ class Llama(nn.Module):
             visible = see_documents(positions, dense=self.is_compiled, prefix=prefix)
             places = positions.clamp(min=0).unsqueeze(1)
         shape = self.shape
-        rotary = rotary_table(
-            places,
-            shape.head_width,
-            shape.rope_theta,
-            shape.rope_scaling,
-            shape.rotary_share,
+        return (
+            ids,
+            rotary_table(
+                places,
+                shape.head_width,
+                shape.rope_theta,
+                shape.rope_scaling,
+                shape.rotary_share,
+            ),
+            visible,
         )
-        return ids, rotary, visible
 
     @property
     def blocks(self) -> list[Any]:
@@ -379,13 +384,12 @@ def configure(model: Any, compute: Compute) -> None:
     """
     layers: list[Any] = model.blocks
     if compute.activation_checkpointing in ("full", "selective"):
-        kept: Kept = (
-            "nothing" if compute.activation_checkpointing == "full" else "selected"
-        )
+        is_full = compute.activation_checkpointing == "full"
+        contexts = noop_context_fn if is_full else _keep_selected
         for layer in layers[
             compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block
         ]:
-            layer.forward = partial(recomputed, layer.forward, kept)
+            layer.forward = partial(recomputed, layer.forward, contexts)
     if not compute.compiles:
         return
     if compute.activation_checkpointing == "budget":
@@ -426,16 +430,16 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def recomputed(
-    function: Callable[..., Any], kept: Kept, *arguments: Any, **keywords: Any
+    function: Callable[..., Any],
+    contexts: Callable[[], Any],
+    *arguments: Any,
+    **keywords: Any,
 ) -> Any:
     """Call a function with activation checkpointing while gradients are computed;
-    values and gradients are bit-equal.
+    values and gradients are bit-equal. `contexts` are those of both passes.
     """
     if not torch.is_grad_enabled():
         return function(*arguments, **keywords)
-    from torch.utils.checkpoint import checkpoint, noop_context_fn
-
-    contexts = noop_context_fn if kept == "nothing" else _keep_selected
     # Layers use no random numbers, so there is no generator state to restore.
     return checkpoint(
         function,
@@ -448,12 +452,9 @@ def recomputed(
 
 
 def _keep_selected() -> Any:
-    """Contexts of both passes; a module-level function, as compiled code requires."""
-    from torch.utils.checkpoint import (
-        CheckpointPolicy,
-        create_selective_checkpoint_contexts,
-    )
-
+    """Contexts of both passes that keep activations which are expensive to recompute; a
+    module-level function, as compiled code requires.
+    """
     products = {False: 0, True: 0}
 
     def policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -289,8 +289,10 @@ class TransformersDecoder(TransformersModule):
         if self.reads_positions:
             inputs["position_ids"] = torch.arange(start, end, device=ids.device)[None]
         hidden, matrix, output = self.states(use_cache=True, **inputs)
-        logits = logits_head(hidden[:, -1], matrix)
-        return logits, (getattr(output, self.cache_name), end)
+        return logits_head(hidden[:, -1], matrix), (
+            getattr(output, self.cache_name),
+            end,
+        )
 
 
 def auto_class_of(config: ConfigJson) -> AutoClass:

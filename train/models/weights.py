@@ -100,13 +100,8 @@ def stored(folder: Path, implementation: Implementation = "auto") -> TensorOf:
             else find(names[0])
             for names in tensors_behind(name, shape, family)
         ]
-        tensor = (
-            torch.stack(parts)
-            if len(parts) > 1
-            else parts[0].reshape(size)
-            if len(size) == 3
-            else parts[0]
-        )
+        # Matrices of experts are stacked, even of one expert.
+        tensor = torch.stack(parts) if parts[0].dim() < len(size) else parts[0]
         tensor = part_of_hf(name, tensor, shape, family)
         if tensor.shape != size:
             raise WeightsError(
@@ -122,9 +117,8 @@ def with_new_head(folder: Path, classifier: TransformersShape, seed: int) -> Ten
     """Source of the tensors of a new classifier: those of the encoder that a stage
     wrote into a folder, and random ones that the encoder lacks.
     """
-    of_encoder = stored(folder)
+    of_encoder, new = stored(folder), initial_tensors(classifier, seed)
     names = ModelTensors(folder)
-    new = initial_tensors(classifier, seed)
     return lambda name, size: (of_encoder if name in names else new)(name, size)
 
 
@@ -241,9 +235,7 @@ def check_model(
     tensors = ModelTensors(folder)
     if isinstance(shape, TransformersShape) and TRANSFORMERS not in config:
         return shape
-    with torch.device("meta"):
-        model = model_of(shape)
-    for name, _ in model.named_parameters():
+    for name, _ in model_of(shape).named_parameters():
         for names in tensors_behind(
             name, cast("Shape", shape), config.get("model_type", "gristmill")
         ):
@@ -328,8 +320,7 @@ def load_model(
     shape = read_shape(folder)
     if kind is not None:
         check_kind(folder, shape, kind)
-    with torch.device("meta"):
-        model = model_of(shape)
+    model = model_of(shape)
     fill_from(model, stored(folder), device)
     if isinstance(model, TransformersModule):
         check_module(model, torch.float32)

@@ -44,4 +44,6 @@ class DecodedAnswers(AssistantTurns):
         )
         row_losses = torch.full(ids.shape, UNTRAINED, device=ids.device)
         row_losses[trained] = nll[is_answer]
-        return Measured(loss, self.sums(batch, targets, counted, nll), row_losses)
+        return Measured(
+            loss, self.sums(batch.sources, targets, counted, nll), row_losses
+        )

@@ -173,8 +173,7 @@ def distilled_nll(
         return mixed, hard.detach(), soft.detach()
 
     flat = hidden.flatten(0, 1)[places]
-    flat_weights = weights.flatten()[places]
-    total, *parts = weighted_sum(flat, matrix, flat_weights, losses)
+    total, *parts = weighted_sum(flat, matrix, weights.flatten()[places], losses)
     nll, divergences = (
         torch.zeros(targets.numel(), device=part.device)
         .index_copy(0, places, part)
@@ -310,8 +309,10 @@ class TaughtTurns(AssistantTurns):
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
-        taught = self._teacher.read(or_first(rows)).pinned()
-        return TaughtBatch(**vars(super().prepare(rows, cuts)), taught=taught)
+        return TaughtBatch(
+            **vars(super().prepare(rows, cuts)),
+            taught=self._teacher.read(or_first(rows)).pinned(),
+        )
 
     def loss(self, model: nn.Module, batch: Turns, scale: float) -> Measured:
         """See objective.Objective; the sums are mixed loss, divergence, and those of
@@ -338,7 +339,7 @@ class TaughtTurns(AssistantTurns):
         )
         return Measured(
             loss,
-            torch.cat((loss_sums, self.sums(turns, targets, counted, nll))),
+            torch.cat((loss_sums, self.sums(turns.sources, targets, counted, nll))),
             torch.where(counted > 0, mixed, UNTRAINED),
         )
 

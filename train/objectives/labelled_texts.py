@@ -36,8 +36,10 @@ class LabelledTexts(AssistantTurns):
         batch = batch.to(self._token_bytes.device)
         last = batch.trained.int().argmax(dim=1)
         labels = batch.ids.gather(1, last[:, None]).squeeze(1)
-        columns = torch.arange(batch.ids.shape[1], device=last.device)
-        logits = model(batch.ids, columns < last[:, None])
+        logits = model(
+            batch.ids,
+            torch.arange(batch.ids.shape[1], device=last.device) < last[:, None],
+        )
         losses = F.cross_entropy(logits, labels, reduction="none")
         is_label, is_predicted = (
             F.one_hot(numbers, len(self._classes)).double()

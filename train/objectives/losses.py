@@ -30,6 +30,12 @@ output matrix only a few times per batch instead of hundreds of times.
 """
 
 
+Values = tuple[Tensor, ...]
+"""Values of k positions, (k, ...) each."""
+OfLogits = Callable[[Tensor, slice], Values]
+"""Function of the logits (k, v) float32 of a slice of positions."""
+
+
 def softcap(logits: Tensor, cap: float) -> Tensor:
     """Logits within (-cap, cap) (Gemma Team 2024, "Gemma 2", section 2)."""
     return cap * torch.tanh(logits / cap)
@@ -158,15 +164,9 @@ def chunked_gradients(
     return hidden_gradient, matrix_gradient.to(matrix.dtype)
 
 
-OfLogits = Callable[[Tensor, slice], tuple[Tensor, ...]]
-"""Function of the logits (k, v) float32 of a slice of positions that returns values of
-these positions, (k, ...) each.
-"""
-
-
 def _in_chunks(
-    function: Callable[[slice], tuple[Tensor, ...]], count: int, matrix: Tensor
-) -> tuple[Tensor, ...]:
+    function: Callable[[slice], Values], count: int, matrix: Tensor
+) -> Values:
     """Joined values of chunks of `count` positions, for an output matrix (v, d)."""
     chunks = map(function, slices(max(1, count), chunk_rows(matrix)))
     return tuple(torch.cat(column) for column in zip(*chunks, strict=True))
@@ -176,9 +176,7 @@ class _OfLogits(torch.autograd.Function):
     """Values of logits, which both passes compute chunk by chunk."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, function: OfLogits
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, function: OfLogits) -> Values:
         ctx.function = function
         ctx.save_for_backward(hidden, matrix)
         return _in_chunks(
@@ -212,7 +210,7 @@ class _OfLogits(torch.autograd.Function):
         return of_hidden, of_matrix if trains_matrix else None, None
 
 
-def of_logits(hidden: Tensor, matrix: Output, function: OfLogits) -> tuple[Tensor, ...]:
+def of_logits(hidden: Tensor, matrix: Output, function: OfLogits) -> Values:
     """Values of the logits of m positions, (m, ...) each, with gradients, without
     materialising all logits: the backward pass recomputes those of each chunk.
 
@@ -246,8 +244,8 @@ class _Differentiated(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         matrix: Tensor,
-        differentiate: Callable[[Tensor, slice], tuple[Tensor, ...]],
-    ) -> tuple[Tensor, ...]:
+        differentiate: OfLogits,
+    ) -> Values:
         chunks: list[list[Tensor]] = []
 
         def gradient_of(logits: Tensor, part: slice) -> Tensor:
@@ -272,7 +270,7 @@ class _Differentiated(torch.autograd.Function):
 
 def weighted_sum(
     hidden: Tensor, matrix: Output, weights: Tensor, function: OfLogits
-) -> tuple[Tensor, ...]:
+) -> Values:
     """Sum of weight * the first of a function's values over m positions, for the
     backward pass, and its other values, (m,) each without gradient; without
     materialising all logits.
@@ -289,7 +287,7 @@ def weighted_sum(
     if isinstance(matrix, Softcapped):
         function, matrix = matrix.before(function), matrix.matrix
 
-    def differentiate(logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+    def differentiate(logits: Tensor, part: slice) -> Values:
         with torch.enable_grad():
             scores = logits.float().requires_grad_()
             first, *others = function(scores, part)
@@ -330,7 +328,7 @@ def weighted_nll(
     """
     states, labels, factors = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
 
-    def differentiate(logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+    def differentiate(logits: Tensor, part: slice) -> Values:
         gradients_of = _compiled_logit_gradients() if fused else _logit_gradients
         nll, squares, gradient = gradients_of(
             logits, labels[part], factors[part], z_loss, fused
@@ -426,9 +424,10 @@ def sequence_logps(hidden: Tensor, matrix: Output, targets: Tensor) -> Tensor:
     places = (targets != IGNORED).flatten().nonzero().squeeze(1)
     labels = targets.flatten()[places]
 
-    def nll_of(logits: Tensor, part: slice) -> tuple[Tensor]:
-        return (F.cross_entropy(logits, labels[part], reduction="none"),)
-
-    (nll,) = of_logits(hidden.flatten(0, 1)[places], matrix, nll_of)
+    (nll,) = of_logits(
+        hidden.flatten(0, 1)[places],
+        matrix,
+        lambda logits, part: (F.cross_entropy(logits, labels[part], reduction="none"),),
+    )
     token_nll = torch.zeros(targets.numel(), device=nll.device)
     return -token_nll.index_copy(0, places, nll).view(targets.shape).sum(dim=1)

@@ -9,7 +9,7 @@ boundaries stored beside the rows, not by its id, which may also occur in a docu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from gristmill.train.distributed.context_parallel import TokenHead
 from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.objective import (
     UNTRAINED,
+    JsonObject,
     Measured,
     Metrics,
     ReadDocument,
@@ -36,17 +37,14 @@ from gristmill.train.loop.objective import (
 from gristmill.train.loop.prefetch import TensorBatch, pinned, read_pinned
 from gristmill.train.models.model_config import AnyShape
 from gristmill.train.models.moe import expert_loads, report_loads
+from gristmill.train.models.tensor_files import Tensors
 from gristmill.train.objectives.losses import (
     IGNORED,
     next_tokens,
     weighted_nll,
 )
+from gristmill.train.objectives.packed_objective import PackedObjective
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
-from gristmill.train.objectives.source_sums import (
-    SUMS_PER_SOURCE,
-    report_by_source,
-    sums_by_source,
-)
 
 MOST_PIECES_DESCRIBED = 10_000
 
@@ -76,12 +74,12 @@ class Rows(TensorBatch):
     real: bool
     cuts: int = 1
     targets: Tensor | None = None
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    beside: Tensors = field(default_factory=dict)
     weight: float | None = None
     places: Tensor | None = None
 
 
-class NextToken:
+class NextToken(PackedObjective):
     """Cross-entropy over packed rows (see objective.Objective).
 
     Args:
@@ -102,17 +100,13 @@ class NextToken:
         z_loss: float = 0.0,
         layout: Layout | None = None,
     ) -> None:
-        self.packed = packed
+        flops_per_token = shape.flops_per_token(packed.sequence_length)
+        super().__init__(packed, seed, token_bytes, flops_per_token)
         self._layout = layout
-        self.order = packed.order(seed)
-        self.fingerprint = packed.fingerprint
-        self.sequence_length = packed.sequence_length
-        self._source_sums = 1 + SUMS_PER_SOURCE * len(packed.sources)
-        self.sums_length = self._source_sums + shape.layers * shape.experts
-        self.flops_per_token: float = shape.flops_per_token(packed.sequence_length)
+        self._source_sums = self.sums_length
+        self.sums_length += shape.layers * shape.experts
         self._shape = shape
         self._z_loss = z_loss
-        self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Number of predicted tokens, without the first token of a row and padding."""
@@ -192,16 +186,20 @@ class NextToken:
         batch = batch.to(device)
         # Tokens are copied in the dtype of the packed set, and cast on the device.
         ids = batch.tokens.to(torch.int64)
-        columns = torch.arange(ids.shape[1], device=device)
         targets = (
-            next_tokens(ids, columns < batch.filled[:, None])
+            next_tokens(
+                ids, torch.arange(ids.shape[1], device=device) < batch.filled[:, None]
+            )
             if batch.targets is None
             else batch.targets
         )
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
-        fused = bool(getattr(model, "is_compiled", False))
-        head = partial(weighted_nll, z_loss=self._z_loss, fused=fused)
+        head = partial(
+            weighted_nll,
+            z_loss=self._z_loss,
+            fused=bool(getattr(model, "is_compiled", False)),
+        )
         loss, nll = model(
             ids,
             TokenHead(
@@ -217,10 +215,7 @@ class NextToken:
             },
         )
         loads = [load.double() * real for load in expert_loads(model)]
-        num_bytes = self._token_bytes[targets.clamp(min=0)]
-        source_sums = sums_by_source(
-            nll, counted, num_bytes, batch.sources, len(self.packed.sources)
-        )
+        source_sums = self.sums(batch.sources, targets, counted, nll)
         sums = torch.cat((source_sums, *loads))
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
@@ -239,11 +234,11 @@ class NextToken:
         data; expert loads.
         """
         return {
-            **report_by_source(self.packed.sources, sums, weight),
+            **super().report(sums, weight),
             **report_loads(sums[self._source_sums :], self._shape.experts),
         }
 
-    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
+    def describe(self, rows: np.ndarray) -> JsonObject:
         """Documents of rows: id, source and tokens of each piece."""
         pieces = self.packed.pieces(rows).slice(0, MOST_PIECES_DESCRIBED).to_pylist()
         return {

@@ -6,7 +6,6 @@ inputs and targets in a step on any number of processes and after any resume.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -58,15 +57,6 @@ class Laid(NamedTuple):
     decoder_ids: np.ndarray | None = None
     places: np.ndarray | None = None
     positions: np.ndarray | None = None
-
-    def of_rows(self, rows: slice | Sequence[int] | np.ndarray) -> Laid:
-        """Some of the rows."""
-        arrays = {
-            name: array[rows]
-            for name, array in self._asdict().items()
-            if array is not None
-        }
-        return self._replace(**arrays)
 
     def beside(self) -> dict[str, np.ndarray]:
         """Keyword arguments of the model besides ids and positions."""

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import assert_never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.dataprep.user_functions import blaming, load_own
+from gristmill.dataprep.user_functions import blaming, load_own, wrong
 from gristmill.mixtures.schema.posttraining import (
     LossSettings,
     OwnLoss,
     PolicyDivergence,
     PreferenceLoss,
 )
-from gristmill.mixtures.user_code import Own, OwnCodeError
+from gristmill.mixtures.user_code import Own
 
 REFERENCE_FREE = ("simpo", "orpo", "cpo")
 """Losses that depend only on the policy."""
@@ -34,6 +33,10 @@ LARGEST_EXPONENT = 80.0
 """Limit of exponents of log-ratios, so that exp is finite in float32 (TRL's
 DPOTrainer).
 """
+
+
+Both = tuple[Tensor, Tensor]
+"""Values (n,) of the chosen and of the rejected answers."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,25 @@ class PairLogps:
         )
 
     @property
-    def tokens(self) -> tuple[Tensor, Tensor]:
+    def tokens(self) -> Both:
         """(|c|, |r|)."""
         return self.chosen_tokens, self.rejected_tokens
 
     @property
-    def gains(self) -> tuple[Tensor, Tensor]:
+    def gains(self) -> Both:
         """(c - c0, r - r0): log-ratios of the policy to the reference, in nats."""
         return (
             self.chosen - self.reference_chosen,
             self.rejected - self.reference_rejected,
         )
 
-    def rewards(self, beta: float) -> tuple[Tensor, Tensor]:
+    def rewards(self, beta: float) -> Both:
         """(beta (c - c0), beta (r - r0))."""
         chosen, rejected = self.gains
         return beta * chosen, beta * rejected
 
     @property
-    def means(self) -> tuple[Tensor, Tensor]:
+    def means(self) -> Both:
         """(c / |c|, r / |r|): log-probability per token under the policy."""
         return self.chosen / self.chosen_tokens, self.rejected / self.rejected_tokens
 
@@ -141,10 +144,11 @@ def own_losses(own: Own, logps: PairLogps) -> Tensor:
         returned = "a tensor that has no gradient"
     else:
         return losses
-    raise OwnCodeError(
-        f"{own.use.place}: {own.use.name} returned {returned}; return a tensor of "
-        f"{len(logps.chosen)} losses, one for each pair, computed from chosen_logps "
-        "and rejected_logps by torch, without detaching them"
+    raise wrong(
+        own,
+        f"returned {returned}; return a tensor of {len(logps.chosen)} losses, one for "
+        "each pair, computed from chosen_logps and rejected_logps by torch, without "
+        "detaching them",
     )
 
 
@@ -488,4 +492,3 @@ def losses_of(kind: PreferenceLoss, pairs: PairLogps, settings: LossSettings) ->
             return apo_down_loss(*rewards)
         case "discopop":
             return discopop_loss(*rewards)
-    assert_never(kind)

@@ -14,7 +14,7 @@ from gristmill.core.object_stores import Warn
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.data.preference_rows import Drawn, PairRows
 from gristmill.train.loop.batch_plan import or_first
-from gristmill.train.loop.objective import Measured
+from gristmill.train.loop.objective import Measured, Numbers
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.preference_losses import (
@@ -64,7 +64,7 @@ def measured_pairs(
     return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
 
-class Preferences:
+class Preferences(Drawn):
     """Loss over pairs (see objective.Objective), with precomputed reference
     log-probabilities.
 
@@ -94,13 +94,8 @@ class Preferences:
         device: torch.device,
         warn: Warn = lambda message: None,
     ) -> None:
-        drawn = Drawn(rows.ids, rows.num_tokens, draws, seed)
-        self._numbers = drawn.numbers
-        self.order = drawn.order
-        self.fingerprint = drawn.fingerprint(rows.fingerprint)
-        self.num_tokens = drawn.num_tokens
-        self.describe = drawn.describe
-        self.blame = drawn.blame
+        super().__init__(rows.ids, rows.num_tokens, draws, seed)
+        self.fingerprint = self.digest(rows.fingerprint)
         self.flops_per_token = flops_per_token
         self.sequence_length = rows.packed.sequence_length
         self._rows = rows
@@ -109,13 +104,9 @@ class Preferences:
         self._device = device
         self._alarm = DeclineAlarm(warn)
 
-    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Number of pairs: all count equally, whatever their length."""
-        return float(len(rows))
-
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedPairs:
         """Read a micro-batch of pairs; an empty one holds a pair of weight zero."""
-        pairs = self._numbers[or_first(rows)]
+        pairs = self.numbers[or_first(rows)]
         ids, targets = self._rows.read(pairs)
         reference = torch.from_numpy(self._reference[pairs])
         return PaddedPairs(ids, targets, reference, bool(len(rows))).pinned()
@@ -131,7 +122,6 @@ class Preferences:
         tokens = (batch.targets != IGNORED).sum(dim=1).float().chunk(2)
         logps = PairLogps(chosen, rejected, *batch.reference.unbind(1), *tokens)
         losses, chosen_rewards, rejected_rewards = preference_loss(logps, self._section)
-        gains = logps.gains
         measured = (
             losses,
             chosen_rewards,
@@ -139,12 +129,12 @@ class Preferences:
             chosen_rewards > rejected_rewards,
             chosen,
             rejected,
-            *(gain < 0 for gain in gains),
-            *(gain / n for gain, n in zip(gains, tokens, strict=True)),
+            *(gain < 0 for gain in logps.gains),
+            *(gain / n for gain, n in zip(logps.gains, tokens, strict=True)),
         )
         return measured_pairs(losses, measured, scale, batch.real)
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
+    def report(self, sums: Sequence[float], weight: float) -> Numbers:
         """Means over pairs, with the names of TRL; ties count as ranked incorrectly.
 
         `fell/*` are shares of answers that are less likely than under the reference.

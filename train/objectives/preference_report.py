@@ -22,6 +22,7 @@ from gristmill.core.object_stores import Warn
 from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.train.eval.intervals import Estimate, share_with_interval
+from gristmill.train.loop.objective import JsonObject
 from gristmill.train.objectives.preference_losses import (
     PairLogps,
     preference_loss,
@@ -105,7 +106,7 @@ class MarginSummary(TypedDict):
     """
 
     measured: int
-    worst: list[dict[str, object]]
+    worst: list[JsonObject]
     right: dict[str, Estimate]
     sets: list[SetMargins]
 

@@ -43,12 +43,11 @@ class PrefixCut:
         # before it.
         document = (positions == 0).ravel().cumsum().reshape(ids.shape) - 1
         sizes = np.bincount(document[is_real], minlength=len(row))
-        drawn = draws(
+        shares = self.section.least + (self.section.most - self.section.least) * draws(
             order_key(self.seed, "prefix", step),
             read.rows[row],
             place + read.first[row],
         )
-        shares = self.section.least + (self.section.most - self.section.least) * drawn
         lengths = np.minimum((shares * sizes).astype(np.int64), sizes - 1)
         prefix = is_real & (positions < lengths[document])
         predicted = is_real & ~prefix & (positions > 0)

@@ -20,13 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.train.distributed.fsdp import evaluating
-from gristmill.train.distributed.process_groups import (
-    World,
-    max_over_ranks,
-    sum_over_ranks,
-)
-from gristmill.train.loop.step import accumulate_gradients
+from gristmill.train.distributed.process_groups import World, max_over_ranks
+from gristmill.train.loop.step import accumulate_gradients, summed_losses
 from gristmill.train.objectives.sft import AssistantTurns, Turns
 from gristmill.train.optim.dtensor_sums import gradients_of, local
 
@@ -82,16 +77,15 @@ def prove(
     # At most the rows of one forward pass of the training.
     count = min(PROOF_ROWS, micro_batch_size * world.data_size, objective.order.total)
     rows = objective.order.rows(np.arange(count, dtype=np.int64))
-    sums = torch.zeros(2, dtype=torch.float64, device=world.device)
-    with evaluating(model):
-        for part in world.micro_batches(rows, 1):
-            batch = objective.prepare(part)
-            sums[0] += objective.loss(model, batch, 1.0).sums[0]
-            # All ranks run equally many forward passes, which are collectives.
-            most = int(max_over_ranks(float(len(starts_of(batch))), world))
-            for piece in pieces_of(batch, most):
-                sums[1] += objective.loss(model, piece, 1.0).sums[0]
-    together, alone = sum_over_ranks(sums, world).tolist()
+    batches = [objective.prepare(part) for part in world.micro_batches(rows, 1)]
+    pieces: list[Turns] = []
+    for batch in batches:
+        # All ranks run equally many forward passes, which are collectives.
+        most = int(max_over_ranks(float(len(starts_of(batch))), world))
+        pieces += pieces_of(batch, most)
+    together, alone = (
+        summed_losses(model, objective, parts, world)[0] for parts in (batches, pieces)
+    )
     batch_gradients = gradients(model, objective, rows, len(rows), world)
     accumulated = gradients(model, objective, rows, 1, world)
     errors = [
@@ -167,8 +161,7 @@ def pieces_of(batch: Turns, count: int) -> list[Turns]:
             for part in (batch.ids, batch.trained)
         )
         pieces.append(Turns(ids, trained, batch.sources, None, batch.real))
-    empty_batch = replace(pieces[0], real=False)
-    return pieces + [empty_batch] * (count - len(pieces))
+    return pieces + [replace(pieces[0], real=False)] * (count - len(pieces))
 
 
 def gradients(

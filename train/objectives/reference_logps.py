@@ -15,13 +15,16 @@ from torch import Tensor, nn
 
 from gristmill.core.files import read_json, sha256_file
 from gristmill.dataprep.documents import read_table
-from gristmill.mixtures.schema.posttraining import Dpo, Rounded
-from gristmill.mixtures.user_code import Own, OwnCodeError
+from gristmill.dataprep.user_functions import wrong
+from gristmill.mixtures.schema.posttraining import Dpo, Lora, Rounded
+from gristmill.mixtures.user_code import Own
 from gristmill.train.data.preference_rows import PairRows
-from gristmill.train.distributed.fsdp import evaluating, measured_by_all
-from gristmill.train.distributed.process_groups import World, sum_over_ranks
+from gristmill.train.distributed.fsdp import measured_by_all
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.batch_plan import plan_of
+from gristmill.train.loop.objective import Numbers
 from gristmill.train.loop.prefetch import read_batch
+from gristmill.train.loop.step import summed_losses
 from gristmill.train.models.weights import WEIGHTS_FILE
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_losses import loss_at_start
@@ -53,7 +56,7 @@ def key_of(
     start: Path,
     rows: PairRows,
     dtype: torch.dtype,
-    rounded: Rounded | None,
+    rounded: Rounded | Lora | None,
 ) -> PredictionKey:
     """Inputs and settings that the log-probabilities of a packed set depend on.
 
@@ -61,11 +64,11 @@ def key_of(
         start: model folder of the reference.
         rows: the pairs.
         dtype: of matrix products.
-        rounded: rounding of the base weights, if any.
+        rounded: section with the rounding of the base weights, if any.
     """
     rounding = (
         None
-        if rounded is None
+        if rounded is None or rounded.base is None
         else f"{rounded.base} in {', '.join(sorted(rounded.targets or ['all layers']))}"
     )
     return {
@@ -74,16 +77,6 @@ def key_of(
         "rounding": rounding,
         **rows.made_of,
     }
-
-
-def rounding_of(section: Dpo) -> Rounded | None:
-    """Quantisation of the model that a training starts from, which is its reference."""
-    lora = section.lora
-    return (
-        None
-        if lora is None or lora.base is None
-        else Rounded(base=lora.base, targets=lora.targets)
-    )
 
 
 def pair_logps(
@@ -109,7 +102,7 @@ def pair_logps(
         logps: Tensor = model(ids, partial(sequence_logps, targets=targets))
         return logps.view(2, -1).T
 
-    return measured_by_all(model, len(pairs), 2, micro_batch_size, world, measure)
+    return measured_by_all(model, len(pairs), micro_batch_size, world, measure)
 
 
 def read_reference(folder: Path, key: PredictionKey) -> np.ndarray:
@@ -155,7 +148,7 @@ def certify_start(
     section: Dpo,
     dtype: torch.dtype,
     world: World,
-) -> dict[str, float]:
+) -> Numbers:
     """Check before the first step that policy and reference are equal: margin 0 and DPO
     loss ln 2 on the first batch.
 
@@ -174,20 +167,17 @@ def certify_start(
         world.data_rank,
         world.data_size,
     )
-    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
-    with evaluating(model):
-        for part in batch.parts:
-            sums += objective.loss(model, part, 1.0).sums
-    measured = objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)
+    sums = summed_losses(model, objective, batch.parts, world)
+    measured = objective.report(sums, batch.weight)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
     expected = loss_at_start(section)
     tolerance = LARGEST_MARGIN[dtype]
     if isinstance(section.loss, Own):
         if not math.isfinite(certificate["loss"]):
-            raise OwnCodeError(
-                f"{section.loss.use.place}: {section.loss_name} gives the loss "
-                f"{certificate['loss']} for the first batch, where the policy still is "
-                "the reference; it must be finite"
+            raise wrong(
+                section.loss,
+                f"gives the loss {certificate['loss']} for the first batch, where the "
+                "policy still is the reference; it must be finite",
             )
         expected = certificate["loss"]  # its value at the start is unknown
     if expected is not None:

@@ -17,7 +17,7 @@ from gristmill.train.data.preference_rows import Drawn
 from gristmill.train.distributed.fsdp import measured_by_all
 from gristmill.train.distributed.process_groups import World
 from gristmill.train.loop.batch_plan import or_first
-from gristmill.train.loop.objective import Measured
+from gristmill.train.loop.objective import Measured, Numbers
 from gristmill.train.loop.prefetch import TensorBatch
 from gristmill.train.models.reward_model import scores
 from gristmill.train.objectives.preference_objective import measured_pairs
@@ -58,7 +58,7 @@ class PaddedAnswers(TensorBatch):
     real: bool
 
 
-class RewardPairs:
+class RewardPairs(Drawn):
     """Loss on the scores of pairs (see objective.Objective).
 
     Args:
@@ -83,7 +83,7 @@ class RewardPairs:
         flops_per_token: float,
         device: torch.device,
     ) -> None:
-        drawn = Drawn(
+        super().__init__(
             [pair.example["id"] for pair in pairs],
             np.array(
                 [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs],
@@ -92,10 +92,6 @@ class RewardPairs:
             [np.arange(len(pairs))],
             seed,
         )
-        self.order = drawn.order
-        self.num_tokens = drawn.num_tokens
-        self.describe = drawn.describe
-        self.blame = drawn.blame
         self.fingerprint = fingerprint_of(
             part for pair in pairs for part in (pair.chosen, pair.rejected)
         )
@@ -105,10 +101,6 @@ class RewardPairs:
         self._pad = pad
         self._device = device
         self._section = section
-
-    def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Number of pairs."""
-        return float(len(rows))
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
         """Pad a micro-batch of pairs; an empty one holds a pair of weight zero."""
@@ -125,10 +117,11 @@ class RewardPairs:
         losses = reward_loss(
             chosen, rejected, self._section.margin, self._section.center_weight
         )
-        columns = (losses, chosen > rejected, chosen, rejected)
-        return measured_pairs(losses, columns, scale, batch.real)
+        return measured_pairs(
+            losses, (losses, chosen > rejected, chosen, rejected), scale, batch.real
+        )
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
+    def report(self, sums: Sequence[float], weight: float) -> Numbers:
         """Means over pairs; ties count as ranked incorrectly."""
         loss, right, chosen, rejected = (value / weight for value in sums)
         return {
@@ -167,4 +160,4 @@ def pair_scores(
         )
         return scores(model, ids, pad).view(2, -1).T
 
-    return measured_by_all(model, len(pairs), 2, micro_batch_size, world, measure)
+    return measured_by_all(model, len(pairs), micro_batch_size, world, measure)

@@ -4,9 +4,9 @@ conversations, with metrics per set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,18 +18,14 @@ from gristmill.train.data.batch import read_turns
 from gristmill.train.loop.batch_plan import or_first
 from gristmill.train.loop.objective import (
     UNTRAINED,
+    JsonObject,
     Measured,
-    Metrics,
     ReadDocument,
     read_pieces,
 )
 from gristmill.train.loop.prefetch import TensorBatch, pinned
 from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
-from gristmill.train.objectives.source_sums import (
-    SUMS_PER_SOURCE,
-    report_by_source,
-    sums_by_source,
-)
+from gristmill.train.objectives.packed_objective import PackedObjective
 
 
 @dataclass(frozen=True)
@@ -52,27 +48,15 @@ class Turns(TensorBatch):
     real: bool
 
 
-class AssistantTurns:
-    """Cross-entropy over trained tokens (see objective.Objective).
-
-    Args:
-        packed: packed set with loss masks (`train/data/example_rows.py`).
-        seed: of the row order.
-        token_bytes: (vocab,) bytes per id, on the device.
-        flops_per_token: model FLOPs.
+class AssistantTurns(PackedObjective):
+    """Cross-entropy over trained tokens, for the arguments of PackedObjective: a packed
+    set with loss masks (`train/data/example_rows.py`), and its settings.
     """
 
-    def __init__(
-        self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float
-    ) -> None:
-        self.packed = packed
+    def __init__(self, packed: PackedSet, *arguments: Any) -> None:
+        super().__init__(packed, *arguments)
         self.masks = LossMasks(packed)
-        self.order = packed.order(seed)
         self.fingerprint = self.masks.fingerprint
-        self.sequence_length = packed.sequence_length
-        self.flops_per_token = flops_per_token
-        self.sums_length = 1 + SUMS_PER_SOURCE * len(packed.sources)
-        self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Number of trained tokens."""
@@ -103,14 +87,18 @@ class AssistantTurns:
         """
         batch, targets, counted = self.place(batch)
         weights = counted * scale
-        fused = bool(getattr(model, "is_compiled", False))
-        head = partial(weighted_nll, targets=targets, weights=weights, fused=fused)
+        head = partial(
+            weighted_nll,
+            targets=targets,
+            weights=weights,
+            fused=bool(getattr(model, "is_compiled", False)),
+        )
         loss, nll = model(
             batch.ids, head, positions=batch.positions, trained=weights.sum(dim=1)
         )
         return Measured(
             loss,
-            self.sums(batch, targets, counted, nll),
+            self.sums(batch.sources, targets, counted, nll),
             torch.where(counted > 0, nll, UNTRAINED),
         )
 
@@ -122,24 +110,7 @@ class AssistantTurns:
         targets = next_tokens(batch.ids, batch.trained)
         return batch, targets, (targets != IGNORED).float() * float(batch.real)
 
-    def sums(
-        self, batch: Turns, targets: Tensor, counted: Tensor, nll: Tensor
-    ) -> Tensor:
-        """Total loss, and loss, trained tokens and bytes per set, from the losses of
-        tokens (n, t).
-        """
-        num_bytes = self._token_bytes[targets.clamp(min=0)]
-        return sums_by_source(
-            nll, counted, num_bytes, batch.sources, len(self.packed.sources)
-        )
-
-    def report(self, sums: Sequence[float], weight: float) -> Metrics:
-        """Loss per trained token and bits per byte, over all sets and for each set with
-        data.
-        """
-        return report_by_source(self.packed.sources, sums, weight)
-
-    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
+    def describe(self, rows: np.ndarray) -> JsonObject:
         """Examples of rows."""
         return {
             "examples": [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import Group, GuardedOptimizer, Parameters
+from gristmill.train.optim.builder import Group, GuardedOptimizer, Moments, Parameters
 from gristmill.train.optim.dtensor_sums import (
     gradient_of,
     local,
@@ -34,7 +34,7 @@ class Adafactor(GuardedOptimizer):
     and at most 1 / sqrt(step).
     """
 
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> Moments:
         """Step, and variances; of a matrix those of its rows and columns."""
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
         zeros = torch.zeros_like(parameter)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.schema.pretrain import Average
+from gristmill.train.models.tensor_files import Tensors
 from gristmill.train.optim.dtensor_sums import local, trainable
 
 
@@ -28,10 +29,11 @@ class AveragedWeights:
             name: parameter.detach().clone()
             for name, parameter in trainable(self._model)
         }
-        device = next(model.parameters()).device
-        self._count = torch.zeros((), dtype=torch.float32, device=device)
+        self._count = torch.zeros(
+            (), dtype=torch.float32, device=next(model.parameters()).device
+        )
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """State for a checkpoint, loaded in place."""
         return {**self._weights, "count": self._count}
 
@@ -72,6 +74,6 @@ class AveragedWeights:
             self._put(weights)
 
     @torch.no_grad()
-    def _put(self, weights: dict[str, Tensor]) -> None:
+    def _put(self, weights: Tensors) -> None:
         for name, parameter in trainable(self._model):
             local(parameter).copy_(weights[name])

@@ -14,6 +14,8 @@ from gristmill.train.optim.dtensor_sums import local
 Parameters = Sequence[nn.Parameter]
 Group = dict[str, Any]
 """Group of parameters with their hyperparameters, as in `param_groups`."""
+Moments = dict[str, Tensor]
+"""State of a parameter, by name."""
 Build = Callable[[Parameters, Optimizer], torch.optim.Optimizer]
 """`build(parameters, section)` of the module of a kind: creates the
 optimizer of some parameters, with its moments.
@@ -22,14 +24,17 @@ optimizer of some parameters, with its moments.
 
 def decay_groups(parameters: Parameters, section: Optimizer) -> list[Group]:
     """Return the parameter groups: matrices, which decay, and all others."""
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = [(matrices, section.weight_decay), (vectors, 0.0)]
-    return [
-        {"params": members, "weight_decay": decay}
-        for members, decay in groups
-        if members
+    groups: list[Group] = [
+        {
+            "params": [parameter for parameter in parameters if parameter.ndim >= 2],
+            "weight_decay": section.weight_decay,
+        },
+        {
+            "params": [parameter for parameter in parameters if parameter.ndim < 2],
+            "weight_decay": 0.0,
+        },
     ]
+    return [group for group in groups if group["params"]]
 
 
 class GuardedOptimizer(torch.optim.Optimizer):
@@ -54,7 +59,7 @@ class GuardedOptimizer(torch.optim.Optimizer):
         """Settings of `update`, which checkpoints hold in `param_groups`."""
         return {}
 
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> Moments:
         """State of a parameter before the first step."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.builder import Group, GuardedOptimizer, Parameters
+from gristmill.train.optim.builder import Group, GuardedOptimizer, Moments, Parameters
 from gristmill.train.optim.dtensor_sums import gradient_of, local
 
 
@@ -18,7 +18,7 @@ class Lion(GuardedOptimizer):
         """Return those of the step and of the mean."""
         return {"betas": self.section.decays}
 
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> Moments:
         """Mean of the gradients."""
         return {"exp_avg": torch.zeros_like(parameter)}
 

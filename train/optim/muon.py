@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gristmill.train.optim.builder import Group, GuardedOptimizer, Parameters
+from gristmill.train.optim.builder import Group, GuardedOptimizer, Moments, Parameters
 from gristmill.train.optim.dtensor_sums import gradient_of, local
 from gristmill.train.optim.shared_stacks import give_back, share_out, stacks_of
 
@@ -43,7 +43,7 @@ class Muon(GuardedOptimizer):
             "cautious": self.section.cautious_decay,
         }
 
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> Moments:
         """Momentum."""
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
@@ -55,24 +55,20 @@ class Muon(GuardedOptimizer):
                 momentum.lerp_(
                     local(gradient_of(matrix)), (1.0 - group["momentum"]) * good
                 )
-            directions = self.directions(matrices, group, good)
-            move(matrices, directions, group, good)
+            move(matrices, self.directions(matrices, group, good), group, good)
 
-    def directions(
-        self, matrices: Sequence[nn.Parameter], group: Group, good: Tensor
-    ) -> Tensor:
+    def directions(self, matrices: Parameters, group: Group, good: Tensor) -> Tensor:
         """Directions of this process's share of matrices of one shape, (k, m, n); see
         `move`.
         """
         for matrix in matrices:
-            momentum = local(self.state[matrix]["momentum_buffer"])
-            local(gradient_of(matrix)).lerp_(momentum, group["momentum"])
+            local(gradient_of(matrix)).lerp_(
+                local(self.state[matrix]["momentum_buffer"]), group["momentum"]
+            )
         return orthogonalised([gradient_of(matrix) for matrix in matrices])
 
 
-def move(
-    matrices: Sequence[nn.Parameter], directions: Tensor, group: Group, good: Tensor
-) -> None:
+def move(matrices: Parameters, directions: Tensor, group: Group, good: Tensor) -> None:
     """Decay matrices of one shape, and move them along directions with singular values
     near 1, of which each process has its share (k, m, n).
     """

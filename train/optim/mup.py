@@ -15,16 +15,8 @@ section 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-from torch import nn
-
 from gristmill.mixtures.schema.optimizer import OPTIMIZERS, OptimizerKind
 from gristmill.train.models.initialisation import FINAL_NORM, LAYERS
-
-RATE_FACTOR = "lr_factor"
-"""Key of a parameter group for its share of the learning rate."""
 
 
 def rate_factor(
@@ -41,36 +33,3 @@ def rate_factor(
     if LAYERS in name and dimensions == 2:
         return width_factor**-0.5 if OPTIMIZERS[kind].on_matrices else 1 / width_factor
     return 1 / width_factor if name.endswith(FINAL_NORM) else 1.0
-
-
-def scale_rates(
-    optimizers: Sequence[torch.optim.Optimizer],
-    model: nn.Module,
-    width_factor: float,
-    kind: OptimizerKind,
-) -> None:
-    """Split parameter groups by their share of the learning rate."""
-    factors = {
-        id(parameter): rate_factor(name, parameter.ndim, width_factor, kind)
-        for name, parameter in model.named_parameters()
-    }
-    for optimizer in optimizers:
-        groups = []
-        for group in optimizer.param_groups:
-            for factor in sorted(
-                {factors[id(parameter)] for parameter in group["params"]}
-            ):
-                members = [
-                    parameter
-                    for parameter in group["params"]
-                    if factors[id(parameter)] == factor
-                ]
-                groups.append(
-                    {
-                        **group,
-                        "params": members,
-                        RATE_FACTOR: factor * group.get(RATE_FACTOR, 1.0),
-                        "weight_decay": group["weight_decay"] / factor,
-                    }
-                )
-        optimizer.param_groups = groups

@@ -8,13 +8,12 @@ W -= lr (lambda W + 0.2 sqrt(rows columns) O / |O|)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gristmill.train.optim.builder import Group
+from gristmill.train.optim.builder import Group, Moments, Parameters
 from gristmill.train.optim.dtensor_sums import local, sum_along
 from gristmill.train.optim.muon import SMALLEST_NORM, Muon, orthogonalised
 from gristmill.train.optim.shared_stacks import give_back, share_out
@@ -29,14 +28,12 @@ class NorMuon(Muon):
         """Add that of the rows."""
         return {**super().hyperparameters(), "neuron_beta": self.section.decays[1]}
 
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> Moments:
         """Momentum, and variances of rows."""
         rows = sum_along(torch.zeros_like(parameter), -1)
         return {**super().moments(parameter), "row_var": torch.zeros_like(rows)}
 
-    def directions(
-        self, matrices: Sequence[nn.Parameter], group: Group, good: Tensor
-    ) -> Tensor:
+    def directions(self, matrices: Parameters, group: Group, good: Tensor) -> Tensor:
         """Orthogonalised momentum with rows of equal size, with the norm of the largest
         side's root.
         """
@@ -45,8 +42,10 @@ class NorMuon(Muon):
         row_vars = [state["row_var"] for state in states]
         aligned = orthogonalised(momenta).float()
         row_var = share_out(row_vars)
-        means = aligned.square().mean(dim=-1, keepdim=True)
-        row_var.lerp_(means, (1.0 - group["neuron_beta"]) * good)
+        row_var.lerp_(
+            aligned.square().mean(dim=-1, keepdim=True),
+            (1.0 - group["neuron_beta"]) * good,
+        )
         for moment, shard in zip(row_vars, give_back(row_var, row_vars), strict=True):
             local(moment).copy_(shard)
         aligned /= row_var.sqrt() + NEURON_EPS

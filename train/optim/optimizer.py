@@ -5,8 +5,9 @@ can skip.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -18,9 +19,11 @@ from gristmill.mixtures.schema.optimizer import OPTIMIZERS, Optimizer, Optimizer
 from gristmill.mixtures.user_code import OwnFunction
 from gristmill.train.optim.builder import Build, GuardedOptimizer
 from gristmill.train.optim.dtensor_sums import local, trainable
-from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
+from gristmill.train.optim.mup import rate_factor
 from gristmill.train.optim.own_optimizer import own_optimizer
 
+RATE_FACTOR = "lr_factor"
+"""Key of a parameter group for its share of the learning rate."""
 LAYERS = re.compile(r"(^|\.)(layers?|blocks?|h)\.")
 """List of layers in the name of a parameter, here and in models of transformers."""
 
@@ -70,35 +73,46 @@ def make_optimizers(
         if parameters or kind == section.kind
     ]
     if not section.decay_embeddings or section.embedding_rate_scale != 1.0:
+        of_embeddings = (section.embedding_rate_scale, section.decay_embeddings)
         for optimizer in optimizers:
-            separate_embeddings(optimizer, embeddings, section)
+            split_groups(optimizer, dict.fromkeys(embeddings, of_embeddings))
     if width_factor != 1.0:
-        scale_rates(optimizers, model, width_factor, section.kind)
+        factors = {
+            id(item): (rate_factor(name, item.ndim, width_factor, section.kind), True)
+            for name, item in trained
+        }
+        for optimizer in optimizers:
+            split_groups(optimizer, factors)
     return optimizers
 
 
-def separate_embeddings(
-    optimizer: torch.optim.Optimizer, embeddings: Container[int], section: Optimizer
+def split_groups(
+    optimizer: torch.optim.Optimizer, settings: Mapping[int, tuple[float, bool]]
 ) -> None:
-    """Split parameter groups so that embeddings have their own learning rate and decay.
+    """Split parameter groups by their share of the learning rate, and by whether they
+    decay; decay per step does not depend on the share.
 
     Args:
         optimizer: of any parameters.
-        embeddings: ids of the embeddings' matrices.
-        section: their rate; decay per step does not depend on it.
+        settings: id of a parameter -> share and decay; others keep their group's.
     """
-    scale = section.embedding_rate_scale
     groups = []
     for group in optimizer.param_groups:
-        decay = group["weight_decay"] / scale if section.decay_embeddings else 0.0
-        changed = {**group, RATE_FACTOR: scale, "weight_decay": decay}
-        kept = [p for p in group["params"] if id(p) not in embeddings]
-        moved = [p for p in group["params"] if id(p) in embeddings]
-        # PyTorch rejects groups without parameters when it loads a checkpoint.
-        if kept:
-            groups.append({**group, "params": kept})
-        if moved:
-            groups.append({**changed, "params": moved})
+        members: dict[tuple[float, bool], list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            members.setdefault(settings.get(id(parameter), (1.0, True)), []).append(
+                parameter
+            )
+        for (share, decays), parameters in members.items():
+            split = {
+                **group,
+                "params": parameters,
+                # torchao's rates are tensors, which each group fills
+                "lr": deepcopy(group["lr"]),
+                RATE_FACTOR: share * group.get(RATE_FACTOR, 1.0),
+                "weight_decay": group["weight_decay"] / share if decays else 0.0,
+            }
+            groups.append(split)
     optimizer.param_groups = groups
 
 

@@ -12,8 +12,9 @@ from gristmill.dataprep.user_functions import (
     check_call,
     load_function,
     taken_by_name,
+    wrong,
 )
-from gristmill.mixtures.user_code import Own, OwnCodeError
+from gristmill.mixtures.user_code import Own
 
 
 def own_optimizer(
@@ -36,10 +37,8 @@ def own_optimizer(
     """
     code = own.use
     function = load_function(code)
-    options = {
-        **dict.fromkeys(taken_by_name(function, ["lr"]), learning_rate),
-        **own.options,
-    }
+    rates = dict.fromkeys(taken_by_name(function, ["lr"]), learning_rate)
+    options = {**rates, **own.options}
     check_call(code, function, ("params",), options)
     groups = [
         {
@@ -56,10 +55,7 @@ def own_optimizer(
         optimizer = function([group for group in groups if group["params"]], **options)
     if not isinstance(optimizer, torch.optim.Optimizer):
         returned = type(optimizer).__name__
-        raise OwnCodeError(
-            f"{code.place}: {code.name} returned {returned}; return a "
-            "torch.optim.Optimizer"
-        )
+        raise wrong(own, f"returned {returned}; return a torch.optim.Optimizer")
     updated = {
         id(parameter)
         for group in optimizer.param_groups
@@ -67,15 +63,10 @@ def own_optimizer(
     }
     missing = [name for name, parameter in named if id(parameter) not in updated]
     if missing or len(updated) != len(named):
-        problem = (
-            f"leaves out {missing[0]}, which is trained"
-            if missing
-            else "has parameters that were not passed to it"
-        )
-        raise OwnCodeError(
-            f"{code.place}: the optimizer of {code.name} {problem}; give it all of "
-            "`params`"
-        )
+        problem = "has parameters that were not passed to it"
+        if missing:
+            problem = f"leaves out {missing[0]}, which is trained"
+        raise wrong(own, f"made an optimizer that {problem}; give it all of `params`")
     # PyTorch calls step(closure=None) when it loads a checkpoint.
     check_call(code, optimizer.step, (), {"closure": None}, "step")
     optimizer.own_code = code  # type: ignore[attr-defined]

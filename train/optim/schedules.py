@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, assert_never
+from typing import Any
 
-from gristmill.dataprep.user_functions import blaming, load_own
+from gristmill.dataprep.user_functions import blaming, load_own, wrong
 from gristmill.mixtures.schema.pretrain import Schedule, ScheduleKind
-from gristmill.mixtures.user_code import Own, OwnCodeError
+from gristmill.mixtures.user_code import Own
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, steps: int) -> float:
@@ -73,23 +73,23 @@ def own_share(own: Own, step: int, steps: int) -> float:
             of at least 0.
     """
     function = load_own(own, "step", "steps")
-    place = f"{own.use.place}: {own.use.name}({step}, {steps})"
     with blaming(own.use):
         first, again = function(step, steps), function(step, steps)
     if (
         isinstance(first, bool)
         or not isinstance(first, int | float)
-        or not math.isfinite(first)
-        or first < 0
+        or not 0 <= first < math.inf
     ):
-        raise OwnCodeError(
-            f"{place} returned {first!r}; return this step's share of "
-            "optimizer.learning_rate, a finite number of at least 0"
+        raise wrong(
+            own,
+            f"returned {first!r} in step {step} of {steps}; return this step's share of "
+            "optimizer.learning_rate, a finite number of at least 0",
         )
     if again != first:
-        raise OwnCodeError(
-            f"{place} returned {first!r} and then {again!r}; a step must have the same "
-            "share on every rank and in a resumed training"
+        raise wrong(
+            own,
+            f"returned {first!r} and then {again!r} in step {step}; a step must have the "
+            "same share on every rank and in a resumed training",
         )
     return float(first)
 
@@ -117,7 +117,6 @@ def _after_warmup(schedule: Schedule, step: int, steps: int, warmup: int) -> flo
                 "one_minus_sqrt": 1.0 - math.sqrt(decayed),
             }
             return _between(schedule.final_fraction, remaining[schedule.decay])
-    assert_never(schedule.kind)
 
 
 def _cosine(progress: float) -> float:

@@ -27,8 +27,11 @@ def share_out(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> 
     """Whole matrices of this process's share, (k / processes, m, n), from k sharded
     ones of equal shape (m, n) and sharding; a collective.
     """
-    stack = torch.stack([local(tensor).to(dtype) for tensor in tensors])
-    return _redistributed(stack, tensors, to_shares=True)
+    return _redistributed(
+        torch.stack([local(tensor).to(dtype) for tensor in tensors]),
+        tensors,
+        to_shares=True,
+    )
 
 
 def give_back(share: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.train.optim.builder import Group, GuardedOptimizer, Parameters
+from gristmill.train.optim.builder import Group, GuardedOptimizer, Moments, Parameters
 from gristmill.train.optim.dtensor_sums import gradient_of, local
 from gristmill.train.optim.muon import move, newton_schulz
 from gristmill.train.optim.shared_stacks import give_back, share_out, stacks_of
@@ -50,7 +50,7 @@ class SoapMuon(GuardedOptimizer):
             "every": section.precondition_every,
         }
 
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor) -> Moments:
         """Step, mean and mean square, and the covariance with its basis."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -99,15 +99,17 @@ class SoapMuon(GuardedOptimizer):
         squares = turned(share("exp_avg_sq"))
         if steps:
             for matrix, state in zip(matrices, states, strict=True):
-                weight = (1.0 - group["momentum"]) * good
-                local(state["exp_avg"]).lerp_(local(gradient_of(matrix)), weight)
+                local(state["exp_avg"]).lerp_(
+                    local(gradient_of(matrix)), (1.0 - group["momentum"]) * good
+                )
             squares.lerp_((gradients @ basis).square(), decay)
             whitened = turned(share("exp_avg")) @ basis / (squares.sqrt() + EPS)
             directions = newton_schulz(turned(whitened @ basis.mT))
             move(matrices, directions, group, good)
         if steps == 0:
-            vectors = torch.linalg.eigh(covariance)[1].flip(-1)
-            basis = torch.where(good > 0, vectors, basis)
+            basis = torch.where(
+                good > 0, torch.linalg.eigh(covariance)[1].flip(-1), basis
+            )
         elif steps % group["every"] == 0:
             # Follow the covariance by one power iteration; columns are sorted by their
             # eigenvalues, and the second moments with them.
@@ -115,10 +117,10 @@ class SoapMuon(GuardedOptimizer):
             order = (
                 (basis * products).sum(dim=-2, keepdim=True).argsort(descending=True)
             )
-            rotated = torch.linalg.qr(products.take_along_dim(order, -1))[0]
-            basis = torch.where(good > 0, rotated, basis)
-            sorted_squares = squares.take_along_dim(order, -1)
-            squares = torch.where(good > 0, sorted_squares, squares)
+            basis = torch.where(
+                good > 0, torch.linalg.qr(products.take_along_dim(order, -1))[0], basis
+            )
+            squares = torch.where(good > 0, squares.take_along_dim(order, -1), squares)
         keep("covariance", covariance)
         keep("basis", basis)
         keep("exp_avg_sq", turned(squares))

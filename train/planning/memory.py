@@ -115,15 +115,6 @@ def _embeddings(shape: Shape) -> float:
     return shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
 
 
-def optimizer_bytes(shape: Shape, kind: str) -> float:
-    """Bytes of an optimizer's state."""
-    layers = shape.layers * block_parameters(shape)
-    root = _root_parameters(shape)
-    facts = OPTIMIZERS[kind]
-    outside = OPTIMIZERS["adamw"] if facts.on_matrices else facts
-    return facts.state_bytes * layers + outside.state_bytes * root
-
-
 def block_activation_bytes(shape: Shape) -> float:
     """Bytes that one layer keeps for the backward pass, per token.
 
@@ -145,8 +136,12 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     from gristmill.train.objectives.losses import GPU_CHUNK_LOGITS
 
     block = block_parameters(shape) / form.tensor
-    root = _root_parameters(shape) / form.tensor
+    # parameters outside the blocks
+    root = (_embeddings(shape) + shape.width) / form.tensor
     rank_parameters = shape.layers * block + root
+    of_layers = OPTIMIZERS[load.optimizer]
+    of_root = OPTIMIZERS["adamw"] if of_layers.on_matrices else of_layers
+    state = of_layers.state_bytes * shape.layers * block + of_root.state_bytes * root
     tokens = load.micro_rows * load.length / form.context
     in_block = block_activation_bytes(shape)
     # keys and values of the other ranks' tokens of the same rows
@@ -170,7 +165,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     counted = Memory(
         parameters=MASTER_BYTES * rank_parameters / form.weights,
         gradients=MASTER_BYTES * rank_parameters / form.weights,
-        optimizer=optimizer_bytes(shape, load.optimizer) / form.tensor / form.weights,
+        optimizer=state / form.weights,
         gathered=gathered,
         activations=kept,
         loss=loss,
@@ -180,8 +175,3 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
         counted,
         overhead=FRAMEWORK_BYTES + FRAGMENTATION * (counted.total - FRAMEWORK_BYTES),
     )
-
-
-def _root_parameters(shape: Shape) -> float:
-    """Parameters outside the blocks."""
-    return _embeddings(shape) + shape.width

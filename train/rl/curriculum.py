@@ -17,6 +17,8 @@ from torch import Tensor
 from gristmill.core.seeds import seeded_key
 from gristmill.mixtures.schema.rl import Curriculum
 from gristmill.tokenize.shuffle import Order
+from gristmill.train.loop.objective import Numbers
+from gristmill.train.models.tensor_files import Tensors
 
 NEVER = -1.0
 """Pass rate of a prompt that was never used."""
@@ -45,7 +47,7 @@ class PromptChoice:
         self.passed_over = torch.tensor(0)
         self.rates = torch.full((order.total,), NEVER)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """State for a checkpoint, loaded in place."""
         return {
             "cursor": self.cursor,
@@ -89,7 +91,7 @@ class PromptChoice:
         for number, rate in zip(prompts, rates.tolist(), strict=True):
             self.rates[number] = rate
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> Numbers:
         """Number of prompts skipped for the last batch, share of prompts used so far,
         and of these the shares below, within and above the thresholds.
         """

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from gristmill.train.data.conversation_tokens import Chat
+from gristmill.dataprep.examples.conversations import Example
+from gristmill.train.data.conversation_tokens import Chat, ChatError
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.rl.rollout import Generated
 from gristmill.train.rl.tools.call_format import Call, CallFormat
@@ -78,6 +79,27 @@ class Dialogue:
     tools: Toolbox
     turns: int
     answer_tokens: int
+
+    def encode(self, example: Example) -> tuple[list[int], tuple[str, ...]]:
+        """Tokens of a prompt, and the names of its tools: those that the record
+        describes, or all.
+
+        Raises:
+            ChatError: the record describes a tool that the training does not have, or
+                the template refuses the prompt.
+        """
+        names = [
+            str(tool.get("function", tool).get("name"))
+            for tool in example.get("tools", ())
+        ]
+        if unknown := [name for name in names if name not in self.tools.names]:
+            raise ChatError(
+                f"`tools` of the record describes {unknown[0]!r}, which rl.tools does "
+                f"not have; it has {', '.join(self.tools.names)}"
+            )
+        offered = tuple(names) or self.tools.names
+        descriptions = self.tools.descriptions(offered)
+        return self.form.prompt(example["prompt"], descriptions), offered
 
     def answers(self, draw: Draw, asked: Sequence[Asked]) -> list[Generated]:
         """Answer each request: turns, with the tools' answers between them.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.models.transformer import logits_head
 from gristmill.train.objectives.distillation import generalised_jsd
-from gristmill.train.objectives.losses import Output, of_logits
+from gristmill.train.objectives.losses import Output, Values, of_logits
 from gristmill.train.rl.rollout import Part
 
 
@@ -53,7 +53,7 @@ def opinion_of(
     def head(hidden: Tensor, matrix: Output) -> Opinion:
         tokens = part.tokens[part.mask]
 
-        def opinion_of_chunk(logits: Tensor, chunk: slice) -> tuple[Tensor, ...]:
+        def opinion_of_chunk(logits: Tensor, chunk: slice) -> Values:
             scores = (logits / temperature).log_softmax(dim=-1)
             with torch.no_grad():
                 entropies = -(scores.exp() * scores).sum(dim=-1)

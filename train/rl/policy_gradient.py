@@ -134,6 +134,23 @@ def kl_loss(
     return (logps - old).exp() * estimate if corrected else estimate
 
 
+def teacher_advantages(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """Advantages of on-policy distillation (Agarwal et al. 2024, algorithm 1 with
+    lambda 1 and the reverse KL): -log(p_S / p_T) of each token of the student's
+    answers, less its mean over the batch; (n, r).
+
+    grad KL(p_S || p_T) = E over v from p_S of log(p_S(v) / p_T(v)) grad log p_S(v), of
+    which the drawn tokens are samples. The mean is a baseline: it leaves the
+    expectation, and lowers the variance.
+
+    Args:
+        student, teacher: (n, r) log-probabilities of the tokens.
+        mask: (n, r) bool, the drawn tokens.
+    """
+    divergence = kl_estimate(student, teacher, "k1")
+    return (divergence[mask].mean() - divergence) * mask
+
+
 def token_weights(mask: Tensor, kind: Normalisation, most_tokens: int) -> Tensor:
     """Weight of each token's loss, such that the sum over a step's n answers, divided
     by n, is the step's loss.

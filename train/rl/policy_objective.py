@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from gristmill.core.files import canonical_json
 from gristmill.mixtures.schema.rl import Curriculum, Rl
 from gristmill.mixtures.user_code import name_of
 from gristmill.train.loop.batch_plan import or_first
-from gristmill.train.loop.objective import Measured, ReadDocument
+from gristmill.train.loop.objective import JsonObject, Measured, Numbers, ReadDocument
 from gristmill.train.rl.policy import answer_distributions, opinion_of
 from gristmill.train.rl.policy_gradient import (
     kl_estimate,
@@ -105,9 +105,14 @@ class Reinforcement:
             else answer_distributions(self._actor.reference, part, section.temperature)
         )
         opinion = opinion_of(model, part, section.temperature, teacher, beta or 0.0)
-        width = opinion.logps.shape[1]
         old, reference, advantages, weights = self._rollouts.of(
-            places, width, self._device, "old", "reference", "advantages", "weights"
+            places,
+            opinion.logps.shape[1],
+            self._device,
+            "old",
+            "reference",
+            "advantages",
+            "weights",
         )
         losses, clipped = surrogate_loss(
             opinion.logps,
@@ -173,7 +178,7 @@ class Reinforcement:
             row_losses.sum() * (scale * real), sums, row_losses.detach().abs()[:, None]
         )
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
+    def report(self, sums: Sequence[float], weight: float) -> Numbers:
         """Means under the names of TRL's GRPOTrainer.
 
         `kl` is the k3 estimate per token, `clip_ratio` a share of tokens,
@@ -229,7 +234,7 @@ class Reinforcement:
             line["rollout_tokens_per_second"] = self._actor.drawn_tokens / seconds
         return line
 
-    def describe(self, rows: np.ndarray) -> Mapping[str, object]:
+    def describe(self, rows: np.ndarray) -> JsonObject:
         """Ids of the prompts."""
         return {"prompts": list(dict.fromkeys(self._ids_of(rows)))}
 

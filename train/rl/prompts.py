@@ -21,7 +21,6 @@ from gristmill.dataprep.rewards.answer_checks import check_answers
 from gristmill.mixtures.schema.rl import AnswerReward, Prompts, Rl, columns_of
 from gristmill.train.data.conversation_tokens import (
     Chat,
-    ChatError,
     EncodingCounts,
     NothingToTrainError,
     check_encoded,
@@ -29,8 +28,8 @@ from gristmill.train.data.conversation_tokens import (
 )
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.batch_plan import RowOrder
-from gristmill.train.rl.tools.call_format import CallFormat
-from gristmill.train.rl.tools.toolbox import Toolbox
+from gristmill.train.loop.objective import JsonObject
+from gristmill.train.rl.multi_turn import Dialogue
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class PromptSet:
     used: int
     repeated: int
 
-    def summary(self) -> dict[str, object]:
+    def summary(self) -> JsonObject:
         """Counts for the summary of the stage."""
         return {
             "path": self.path,
@@ -88,7 +87,7 @@ def read_prompts(
     chat: Chat,
     longest: int,
     inputs: Inputs | None = None,
-    tools: OfferedTools | None = None,
+    dialogue: Dialogue | None = None,
 ) -> tuple[list[Prompt], list[PromptSet]]:
     """Read and encode all sets of prompts, in order.
 
@@ -98,7 +97,7 @@ def read_prompts(
         chat: tokenizer and template.
         longest: most tokens of a prompt.
         inputs: of the stage, including sets made by the run.
-        tools: tools to call, with their format.
+        dialogue: tools to call, with their format.
 
     Returns:
         the usable prompts without duplicates, and the outcome of each set.
@@ -124,14 +123,13 @@ def read_prompts(
         check_answers(where, read.examples, rewards, prompt_set.answer)
 
         def encode(example: Example) -> Sequence[Prompt]:
-            offered: tuple[str, ...] = ()
-            if tools is None:
-                described = example.get("tools", ())
-                ids = chat.encode(example["prompt"], True, described).ids.tolist()
+            if dialogue is None:
+                tokens = chat.encode(example["prompt"], True, example.get("tools", ()))
+                prompt = Prompt(example, tuple(tokens.ids.tolist()))
             else:
-                ids, offered = tools.encode(example)
-            prompt = Prompt(example, tuple(ids), offered)
-            return [] if len(ids) > longest else [prompt]
+                ids, offered = dialogue.encode(example)
+                prompt = Prompt(example, tuple(ids), offered)
+            return [] if len(prompt.ids) > longest else [prompt]
 
         encoded = encode_examples(read.examples, encode)
         counts = read.counts()
@@ -159,41 +157,6 @@ def read_prompts(
             )
         )
     return list(prompts_by_id.values()), sets
-
-
-@dataclass(frozen=True)
-class OfferedTools:
-    """Tools of a training, with the format of prompts and calls.
-
-    Attributes:
-        form: format of prompts and calls.
-        toolbox: the tools.
-    """
-
-    form: CallFormat
-    toolbox: Toolbox
-
-    def encode(self, example: Example) -> tuple[list[int], tuple[str, ...]]:
-        """Tokens of a prompt, and the names of its tools: those that the record
-        describes, or all.
-
-        Raises:
-            ChatError: the record describes a tool that the training does not have, or
-                the template refuses the prompt.
-        """
-        names = [
-            str(tool.get("function", tool).get("name"))
-            for tool in example.get("tools", ())
-        ]
-        if unknown := [name for name in names if name not in self.toolbox.names]:
-            raise ChatError(
-                f"`tools` of the record describes {unknown[0]!r}, which rl.tools does "
-                f"not have; it has {', '.join(self.toolbox.names)}"
-            )
-        offered = tuple(names) or self.toolbox.names
-        return self.form.prompt(
-            example["prompt"], self.toolbox.descriptions(offered)
-        ), offered
 
 
 def split(
@@ -236,8 +199,9 @@ class PromptPlan:
         the number of positions.
         """
         batch, within = divmod(step, self.steps_per_batch * self.epochs_per_batch)
-        first = batch * self.steps_per_batch + within % self.steps_per_batch
-        return first * self.prompts_per_step, self.prompts_per_step
+        return (
+            batch * self.steps_per_batch + within % self.steps_per_batch
+        ) * self.prompts_per_step, self.prompts_per_step
 
     def rows(self, order: RowOrder, step: int) -> np.ndarray:
         """Numbers of the prompts (int64) of a step."""

@@ -23,6 +23,7 @@ from gristmill.tokenize.chat_template import PROBE
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.distributed.process_groups import World, on_first, sum_over_ranks
 from gristmill.train.loop.batch_plan import slices
+from gristmill.train.loop.objective import JsonObject
 from gristmill.train.models.reward_model import RewardModel, load_reward_model, scores
 from gristmill.train.rl.prompts import Prompt
 from gristmill.train.rl.rollout import Generated
@@ -45,12 +46,12 @@ def text_of(chat: Chat, answer: Generated) -> str:
     return chat.decode(last[:-1] if answer.ended else last)
 
 
-def turns_of(chat: Chat, answer: Generated) -> list[dict[str, object]]:
+def turns_of(chat: Chat, answer: Generated) -> list[JsonObject]:
     """Messages of an answer for a user's reward: the assistant's turns, with arguments
     of calls as JSON, and the tools' answers.
     """
     *earlier, _ = answer.turns
-    messages: list[dict[str, object]] = []
+    messages: list[JsonObject] = []
     for number, turn in enumerate(earlier, start=1):
         used = [call for call in answer.used if call.turn == number]
         messages.append(
@@ -115,13 +116,11 @@ def rewards_of(
                 if reward.path is None
                 else as_path(reward.path)
             )
-            return _shared(
-                _by_model(folder, chat, vocab_size, world.device, rows), world
-            )
+            model_reward = _by_model(folder, chat, vocab_size, world.device, rows)
+            return _shared(model_reward, world)
         check = verifier_of(reward)
-
-        def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-            return torch.tensor(
+        return _shared(
+            lambda prompts, answers: torch.tensor(
                 [
                     check(
                         Answer(
@@ -133,9 +132,9 @@ def rewards_of(
                     for prompt, answer in zip(prompts, answers, strict=True)
                 ],
                 dtype=torch.float32,
-            )
-
-        return _shared(rewards, world)
+            ),
+            world,
+        )
 
     parts = [part_of(entry) for entry in section]
     return lambda prompts, answers: torch.stack(
@@ -197,18 +196,15 @@ def _by_model(
     last = int((tokens.turns > 0).nonzero()[0][-1])
     tail = tokens.ids[last + 1 :].tolist()
 
-    def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        return _score(
-            model,
-            [
-                [*prompt.ids, *answer.tokens, *(tail if answer.ended else [])]
-                for prompt, answer in zip(prompts, answers, strict=True)
-            ],
-            chat.pad,
-            rows,
-        )
-
-    return rewards
+    return lambda prompts, answers: _score(
+        model,
+        [
+            [*prompt.ids, *answer.tokens, *(tail if answer.ended else [])]
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ],
+        chat.pad,
+        rows,
+    )
 
 
 @torch.no_grad()

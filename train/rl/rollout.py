@@ -17,9 +17,16 @@ from torch import Tensor
 
 from gristmill.core.files import read_json
 from gristmill.mixtures.schema.rl import Rl
-from gristmill.train.checkpoint import MARKER, PREFIX, is_complete
+from gristmill.train.checkpoint import MARKER, is_complete
 from gristmill.train.data.conversation_tokens import padded_length
 from gristmill.train.loop.prefetch import TensorBatch
+from gristmill.train.models.tensor_files import Tensors
+from gristmill.train.rl.policy_gradient import (
+    group_advantages,
+    groups_without_variance,
+    teacher_advantages,
+    token_weights,
+)
 from gristmill.train.rl.rollout_tables import (
     TokenColumns,
     batch_name,
@@ -141,7 +148,7 @@ class Rollouts:
             torch.zeros(count, max_tokens) for _ in range(4)
         )
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """State for a checkpoint, loaded in place."""
         return {
             name: value
@@ -184,6 +191,27 @@ class Rollouts:
                     ]
                 )
 
+    def weigh(self, section: Rl) -> None:
+        """Set the advantages of rewarded answers, and the weights of their tokens."""
+        mask = self.mask
+        self.flat.copy_(groups_without_variance(self.totals, section.group_size))
+        if section.algorithm == "grpo":
+            advantages = group_advantages(
+                self.totals, section.group_size, section.advantage_scale
+            )
+            self.advantages.copy_(advantages[:, None] * mask)
+        else:
+            self.advantages.copy_(teacher_advantages(self.old, self.reference, mask))
+        counted = mask & self.ended[:, None] if section.mask_truncated else mask
+        for weights, of_step in zip(
+            self.weights.split(section.global_batch_size),
+            counted.split(section.global_batch_size),
+            strict=True,
+        ):
+            weights.copy_(
+                token_weights(of_step, section.normalisation, section.max_new_tokens)
+            )
+
     def tokens_of_answers(self, has_reference: bool) -> Iterator[TokenColumns]:
         """Inputs to recompute the losses of each answer from."""
         for row, (size, length) in enumerate(
@@ -221,8 +249,9 @@ class Rollouts:
         # Logits at a position predict the next token.
         columns = torch.where(mask, sizes[:, None] - 1 + places, 0)
         ids = self.ids[chosen, :t].long()
-        tokens = torch.where(mask, ids.gather(1, columns + 1), 0)
-        return Part(ids, columns, mask, tokens)
+        return Part(
+            ids, columns, mask, torch.where(mask, ids.gather(1, columns + 1), 0)
+        )
 
     def of(
         self, rows: np.ndarray, width: int, device: torch.device, *names: str
@@ -243,7 +272,7 @@ def take_earlier_batches(
     Raises:
         FileNotFoundError: the checkpoint's stage folder does not have them.
     """
-    if not checkpoint.name.startswith(PREFIX) or not is_complete(checkpoint):
+    if not is_complete(checkpoint):
         return  # The loop rejects it with the reason.
     stage = checkpoint.parents[2]
     for batch in range(
@@ -258,6 +287,4 @@ def take_earlier_batches(
                 "learned from are "
                 f"not in {stage}; name the checkpoint where that training has saved it"
             )
-        keep_batch(
-            folder, batch, answers, list(answers[0]["rewards"]), "used" in answers[0]
-        )
+        keep_batch(folder, batch, answers)

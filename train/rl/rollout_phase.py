@@ -10,7 +10,7 @@ have.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -29,12 +29,11 @@ from gristmill.train.distributed.fsdp import evaluating
 from gristmill.train.distributed.process_groups import World, on_first, sum_over_ranks
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request
-from gristmill.train.rl.algorithms import learn_from
 from gristmill.train.rl.curriculum import PromptChoice
 from gristmill.train.rl.multi_turn import Asked
 from gristmill.train.rl.policy import opinion_of
 from gristmill.train.rl.prompts import Prompt
-from gristmill.train.rl.rewards import text_of
+from gristmill.train.rl.rewards import Given, text_of
 from gristmill.train.rl.rollout import Generated, Rollouts
 from gristmill.train.rl.rollout_tables import (
     AnswerRow,
@@ -75,7 +74,7 @@ class Actor:
     model: nn.Module
     reference: nn.Module | None
     sampler: Sampler
-    reward: Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]
+    reward: Given
     rollouts: Rollouts
     chat: Chat
     world: World
@@ -125,8 +124,9 @@ class Actor:
             )
         rollouts.old.copy_(self._logps(self.model))
         if self.teacher is not None:
-            ask = partial(self.teacher.logps, rollouts)
-            rollouts.reference.copy_(on_first(ask, self.world))
+            rollouts.reference.copy_(
+                on_first(partial(self.teacher.logps, rollouts), self.world)
+            )
         elif section.needs_reference:
             with (
                 nullcontext()
@@ -134,7 +134,7 @@ class Actor:
                 else without_adapters(self.model)
             ):
                 rollouts.reference.copy_(self._logps(self.reference or self.model))
-        learn_from(rollouts, section)
+        rollouts.weigh(section)
         rollouts.batch.fill_(batch)
         if self.world.is_first:
             advantages = rollouts.advantages.sum(dim=1) / rollouts.mask.sum(
@@ -153,8 +153,6 @@ class Actor:
                         strict=True,
                     )
                 ],
-                [name_of(reward) for reward in section.rewards],
-                bool(section.tools),
             )
 
     def _kept(self, batch: int, prompts: Sequence[Prompt]) -> list[Generated] | None:
@@ -238,8 +236,7 @@ class Actor:
     def measure(self, prompts: Sequence[Prompt]) -> list[AnswerRow]:
         """The policy's greedy answer to each prompt with its rewards, as in `shown`."""
         answers = self.draw(prompts, [Sampling()] * len(prompts))
-        rewards = self.reward(prompts, answers)
-        return self.shown(prompts, answers, rewards)
+        return self.shown(prompts, answers, self.reward(prompts, answers))
 
     def _totals(self, rewards: Tensor) -> Tensor:
         """Weighted sums of rewards, (n,)."""
@@ -265,6 +262,5 @@ class Actor:
                     )
                     if len(batch):
                         answers = torch.from_numpy(batch).to(world.device)
-                        width = opinion.logps.shape[1]
-                        logps[answers, :width] = opinion.logps
+                        logps[answers, : opinion.logps.shape[1]] = opinion.logps
         return sum_over_ranks(logps, world).cpu()

@@ -86,19 +86,14 @@ class AnswerRow(TokenColumns):
     used: NotRequired[list[dict[str, Any]]]
 
 
-def keep_batch(
-    folder: Path,
-    batch: int,
-    answers: Sequence[AnswerRow],
-    names: Sequence[str],
-    tools: bool = False,
-) -> None:
-    """Write a batch's answers; a training that samples it again writes the same."""
-    more: dict[str, pa.DataType] = (
-        {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())}
-        if tools
-        else {}
-    )
+def keep_batch(folder: Path, batch: int, answers: Sequence[AnswerRow]) -> None:
+    """Write a batch's answers, whose keys are those of the first one; a training that
+    samples it again writes the same.
+    """
+    more: dict[str, pa.DataType] = {}
+    if "used" in answers[0]:
+        more = {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())}
+    rewards = pa.struct([(name, pa.float32()) for name in answers[0]["rewards"]])
     write_table(
         folder / batch_name(batch),
         pa.Table.from_pylist(
@@ -112,7 +107,7 @@ def keep_batch(
                     "ended": pa.bool_(),
                     "tokens": pa.int32(),
                     "reward": pa.float32(),
-                    "rewards": pa.struct([(name, pa.float32()) for name in names]),
+                    "rewards": rewards,
                     "advantage": pa.float32(),
                     **{
                         name: pa.list_(

@@ -36,72 +36,50 @@ LAYER_PARTS = 3
 """Parts of a parameter's name up to its layer: `model.layers.0`."""
 
 
-class Engine:
-    """Gristmill's scheduler on a copy of the policy, on the training device.
-
-    Args:
-        shape: of the model.
-        dtype: of the computation.
-        rows: answers at a time.
-        device: of the copy.
-    """
-
-    def __init__(
-        self,
-        shape: StoredShape,
-        dtype: torch.dtype,
-        rows: int,
-        device: torch.device,
-    ) -> None:
-        self._rows = rows
-        with torch.device("meta"):
-            copy = model_of(shape)
-        for parameter in copy.parameters():
-            parameter.data = parameter.data.to(dtype)
-        allocate(copy, device)
-        self._copy: Any = copy.eval().requires_grad_(False)
-
-    @torch.no_grad()
-    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Load the policy's current weights, by name."""
-        tensors = stored_tensors(self._copy)
-        for name, tensor in weights:
-            tensors[name].copy_(tensor)
-
-    def draw(self, requests: Sequence[Request]) -> list[Generated]:
-        """Answer each request."""
-        return drawn_by(Scheduler(self._copy, self._rows), requests)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Sampler:
-    """Answers requests with the current policy.
+    """Answers requests with the current policy, by gristmill's scheduler on a copy of
+    it.
 
     Attributes:
         model: sharded; read again before each batch.
         lora: its adapters, if any.
-        engine: samples on this rank.
+        shape: of the model.
+        dtype: of the copy's computation.
+        rows: answers at a time.
         world: the processes.
         dialogue: turns and tool calls; an answer is a single turn if absent.
     """
 
     model: nn.Module
     lora: Lora | None
-    engine: Engine
+    shape: StoredShape
+    dtype: torch.dtype
+    rows: int
     world: World
     dialogue: Dialogue | None = None
+
+    def __post_init__(self) -> None:
+        copy: Any = model_of(self.shape)
+        for parameter in copy.parameters():
+            parameter.data = parameter.data.to(self.dtype)
+        allocate(copy, self.world.device)
+        self._copy = copy.eval().requires_grad_(False)
 
     def answer(self, asked: Sequence[Asked]) -> list[Generated]:
         """Answer each request, with the same results on every rank; a collective call
         with the same requests.
         """
-        self.engine.load(self._weights())
+        tensors = stored_tensors(self._copy)
+        with torch.no_grad():
+            for name, tensor in self._weights():
+                tensors[name].copy_(tensor)
         rank, size = self.world.data_rank, self.world.data_size
-        rank_requests = asked[rank::size]
+        own = asked[rank::size]
         if self.dialogue is None:
-            drawn = self.engine.draw([request.request for request in rank_requests])
+            drawn = self.draw([request.request for request in own])
         else:
-            drawn = self.dialogue.answers(self.engine.draw, rank_requests)
+            drawn = self.dialogue.answers(self.draw, own)
         shares = [(rank, drawn)]
         if self.world.size > 1:
             shares *= self.world.size
@@ -111,7 +89,10 @@ class Sampler:
             answers[rank::size] = share
         return answers
 
-    @torch.no_grad()
+    def draw(self, requests: Sequence[Request]) -> list[Generated]:
+        """Answers of one turn."""
+        return drawn_by(Scheduler(self._copy, self.rows), requests)
+
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights, adapters merged, layer by layer."""
         for _, layer in groupby(

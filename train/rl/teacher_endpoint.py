@@ -19,12 +19,10 @@ from gristmill.dataprep.llm.client import Asking
 from gristmill.dataprep.llm.prompting import Request
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.generation.language_model import UNFINISHED
 from gristmill.train.loop.batch_plan import slices
 from gristmill.train.rl.rollout import Rollouts
 from gristmill.train.stages.teacher import TeacherError
-
-UNFINISHED = "\ufffd"
-"""Text of a token that is a part of a character."""
 
 
 @dataclass(frozen=True)

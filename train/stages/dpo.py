@@ -10,8 +10,8 @@ margin of each pair (see `objectives/preference_report.py`); with `lora` also
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -36,6 +36,7 @@ from gristmill.train.data.preference_rows import (
     merged,
 )
 from gristmill.train.eval.intervals import Estimate, share_with_interval
+from gristmill.train.loop.objective import JsonObject
 from gristmill.train.loop.training_job import Learner
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.preference_report import (
@@ -53,7 +54,6 @@ from gristmill.train.objectives.reference_logps import (
     key_of,
     pair_logps,
     read_reference,
-    rounding_of,
 )
 from gristmill.train.resuming import measured_once
 from gristmill.train.stages.stage_inputs import (
@@ -92,7 +92,7 @@ class DpoSummary(TunedSummary):
         held_out: measurements of the held-out pairs.
     """
 
-    sets: Sequence[Mapping[str, object]]
+    sets: list[JsonObject]
     beta: float
     objective: str
     step_0: Mapping[str, float]
@@ -134,7 +134,7 @@ def run(
         world = setup.world
         reference = read_reference(
             inputs["reference"],
-            key_of(start, rows, setup.dtype, rounding_of(section)),
+            key_of(start, rows, setup.dtype, section.lora),
         )
         model = setup.model()
         objective = Preferences(
@@ -184,10 +184,7 @@ def run(
             )
     return {
         **summary,
-        "sets": [
-            asdict(drawn_set)
-            for drawn_set in describe_draws(rows, data.sources, draws, is_out)
-        ],
+        "sets": describe_draws(rows, data.sources, draws, is_out),
         "beta": section.beta,
         "objective": section.loss_name,
         "step_0": certificate,

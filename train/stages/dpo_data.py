@@ -9,7 +9,6 @@ weights or held-out share, so changing them recomputes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from gristmill.train.data.conversation_tokens import (
 )
 from gristmill.train.data.pairs import read_pairs
 from gristmill.train.data.preference_rows import write_pair_rows
+from gristmill.train.loop.objective import JsonObject
 from gristmill.train.stages.stage_inputs import Inputs, example_length
 
 
@@ -38,7 +38,7 @@ def run(
     config: Recipe,
     out: Path,
     context: Context,
-) -> Mapping[str, object]:
+) -> JsonObject:
     """Read, audit and encode all pairs.
 
     Raises:

@@ -42,18 +42,19 @@ from gristmill.train.eval.suites import answer_suites, read_suite
 from gristmill.train.eval.tasks import answer_tasks, open_tasks
 from gristmill.train.generation.language_model import LanguageModel, with_tokenizer
 from gristmill.train.generation.scheduler import generate
+from gristmill.train.loop.objective import JsonObject
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
 
 if TYPE_CHECKING:
-    from gristmill.train.eval.harness import Result
+    from gristmill.train.eval.harness import Results
 
 INSERTED = "inserted"
 """Config key for the settings of the step `canaries`."""
-Sources = Mapping[str, Mapping[str, object]]
-"""Metrics of held-out rows, by source."""
+Grouped = Mapping[str, Mapping[str, object]]
+"""Metrics of each source, task or suite."""
 
 
 class ModelEvaluation(TypedDict, total=False):
@@ -66,9 +67,9 @@ class ModelEvaluation(TypedDict, total=False):
         samples: completions of the section's prompts.
     """
 
-    sources: Required[Sources]
-    tasks: Required[Mapping[str, Mapping[str, object]]]
-    suites: Mapping[str, Mapping[str, object]]
+    sources: Required[Grouped]
+    tasks: Required[Grouped]
+    suites: Grouped
     canaries: list[Memorised]
     samples: list[dict[str, str]]
 
@@ -83,8 +84,8 @@ class Evaluation(TypedDict, total=False):
     """
 
     models: Required[dict[str, ModelEvaluation]]
-    differences: Required[list[dict[str, object]]]
-    contamination: Mapping[str, Mapping[str, object]]
+    differences: Required[list[JsonObject]]
+    contamination: Grouped
 
 
 def run(
@@ -104,15 +105,16 @@ def run(
     packed = PackedSet(inputs["mix"]) if "mix" in inputs else None
     trained = None
     if packed is not None and READS in config:
-        pretraining = Pretrain.model_validate(config[READS])
-        trained = rows_read(packed, pretraining, inputs["pretrain"])
+        trained = rows_read(
+            packed, Pretrain.model_validate(config[READS]), inputs["pretrain"]
+        )
     tokenizer = inputs["tokenizer"]
     tasks = open_tasks(section.tasks)
     suites = {str(suite.suite): read_suite(suite) for suite in section.suites}
     inserted, lines = find_canaries(config, trained, tokenizer)
     names = [name for name in MODELS if name in inputs]
     models: dict[str, ModelEvaluation] = {}
-    answered: dict[str, Mapping[str, Result]] = {}
+    answered: dict[str, Results] = {}
     for number, name in enumerate(names):
         model = load_model(
             inputs[name] / MODEL, str(device), runs_own_code=True, kind=None
@@ -186,9 +188,7 @@ def find_canaries(
     return draw_canaries(section), lines
 
 
-def differences(
-    answered: Mapping[str, Mapping[str, Result]], section: Evaluate
-) -> list[dict[str, object]]:
+def differences(answered: Mapping[str, Results], section: Evaluate) -> list[JsonObject]:
     """Paired differences between each model and the previous one, on the same items."""
     names = list(answered)
     return [
@@ -212,7 +212,7 @@ def differences(
 
 def measure_sources(
     model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
-) -> Sources:
+) -> Grouped:
     """Metrics of the validation rows of each source with data; of an encoder those of
     masked tokens, of an encoder-decoder those of hidden spans.
     """
@@ -221,13 +221,16 @@ def measure_sources(
     seed = section.key_seed
     samples = section.bootstrap_samples
     token_bytes = read_token_bytes(tokenizer, next(model.parameters()).device)
-    sources: dict[str, Mapping[str, object]] = {}
+    sources: dict[str, JsonObject] = {}
     for source in packed.manifest["validation"]:
         if not len(packed.validation(source)):
             continue
         if model.shape.kind == "decoder":
-            documents = score_documents(model, packed, source, token_bytes)
-            sources[source] = {**source_metrics(documents, seed, samples)}
+            sources[source] = {
+                **source_metrics(
+                    score_documents(model, packed, source, token_bytes), seed, samples
+                )
+            }
         else:
             sources[source] = hidden_token_metrics(
                 model, packed, source, tokenizer, seed, samples

@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import torch
-from torch import Tensor
 
 from gristmill.core.files import copy_file, read_json, write_json, write_text
 from gristmill.core.stage_context import Context
@@ -33,15 +32,13 @@ from gristmill.train.data.conversation_tokens import (
     Chat,
 )
 from gristmill.train.models.gguf_model import GgufError, Labels, write_gguf
-from gristmill.train.models.hf_configs import family_of, hf_config, split_for_hf
-from gristmill.train.models.initialisation import VOCABULARY_TENSORS
+from gristmill.train.models.hf_configs import family_of, hf_config, planned_for_hf
 from gristmill.train.models.model_config import Shape, StoredShape, TransformersShape
 from gristmill.train.models.ollama import go_template, modelfile
 from gristmill.train.models.tensor_files import (
     WEIGHTS_FILE,
     Planned,
     TensorFile,
-    Tensors,
     write_model,
 )
 from gristmill.train.models.transformers_decoder import (
@@ -52,7 +49,7 @@ from gristmill.train.models.transformers_decoder import (
 )
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.masked_rows import mask_token
-from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
+from gristmill.train.stages.stage_inputs import MODEL, Inputs, last_model
 from gristmill.train.stages.trained_models import MODEL_AVERAGE
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
@@ -122,7 +119,7 @@ def run(
     section = Export.model_validate(
         {key: value for key, value in config.items() if key != "lineage"}
     )
-    stage = next(name for name in reversed(MODELS) if name in inputs)
+    stage = last_model(inputs)
     source = weights_folder(inputs[stage], stage, section)
     tokenizer = inputs["tokenizer"]
     shape, parameters, size = write_folder(source, tokenizer, section, out)
@@ -320,39 +317,13 @@ def weights_folder(training: Path, stage: str, section: Export) -> Path:
 def exported_tensors(
     source: Path, shape: Shape, dtype: torch.dtype
 ) -> dict[str, Planned]:
-    """The model's tensors under Hugging Face's names in the export's dtype, without
-    padding rows; read lazily.
-    """
+    """Tensors of a trained model for the export, read lazily."""
     file = TensorFile(source / WEIGHTS_FILE)
+    sizes = {name: file.shape(name) for name in sorted(file.names())}
     # A tensor that is split into several, such as a layer's experts, is read once for
     # all of them.
     read = lru_cache(maxsize=1)(file.read)
-
-    def split(name: str, tensor: Tensor) -> Tensors:
-        return split_for_hf(
-            name,
-            tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor,
-            shape,
-        )
-
-    def join_parts(inner: str, names: Sequence[str]) -> Tensor:
-        parts = [split(name, read(name))[inner].to(dtype) for name in names]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    part_shapes: dict[str, dict[str, torch.Size]] = {}
-    for name in sorted(file.names()):
-        for inner, part in split(
-            name, torch.empty(file.shape(name), device="meta")
-        ).items():
-            part_shapes.setdefault(inner, {})[name] = part.shape
-    return {
-        inner: Planned(
-            dtype,
-            (sum(size[0] for size in parts.values()), *next(iter(parts.values()))[1:]),
-            partial(join_parts, inner, [*parts]),
-        )
-        for inner, parts in part_shapes.items()
-    }
+    return planned_for_hf(sizes, read, shape, dtype)
 
 
 def model_card(

@@ -61,8 +61,6 @@ def run(
             "special tokens of a chat template were added, a template that uses none "
             "but the tokenizer's own (tokenizer.chat_template)"
         )
-    with torch.device("meta"):
-        model = model_of(shape)
     read = stored(folder, given.implementation)
     write_tensors(
         out / MODEL / WEIGHTS_FILE,
@@ -70,7 +68,7 @@ def run(
             name: Planned(
                 torch.float32, tuple(tensor.shape), partial(read, name, tensor.shape)
             )
-            for name, tensor in stored_tensors(model).items()
+            for name, tensor in stored_tensors(model_of(shape)).items()
         },
     )
     write_json(out / MODEL / SHAPE_FILE, shape_to_json(shape))

@@ -269,14 +269,12 @@ def starting_model(
             sequence_length=packed.sequence_length,
             document_mask=model.document_mask,
         ), stored(folder, model.implementation)
-    length = max(shape.sequence_length, packed.sequence_length)
-    tuned = replace(
+    return replace(
         shape,
-        sequence_length=length,
+        sequence_length=max(shape.sequence_length, packed.sequence_length),
         document_mask=model.document_mask,
         prefix_lm=section.reads_prefixes,
-    )
-    return tuned, stored(folder, model.implementation)
+    ), stored(folder, model.implementation)
 
 
 def set_positions(model: Any, shape: AnyShape, job: Job, step: int) -> None:

@@ -87,8 +87,7 @@ def run(
                     "chosen_tokens": tokens[:, 0],
                     "rejected_tokens": tokens[:, 1],
                 }
-                table = pa.table({"id": pairs.ids, **columns})
-                write_table(out / TABLE, table)
+                write_table(out / TABLE, pa.table({"id": pairs.ids, **columns}))
                 write_json(out / KEY, key)
         return {
             **figures,

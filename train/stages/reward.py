@@ -9,12 +9,11 @@ example of each row; `margins.parquet`, the score difference of each pair (see
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict, cast
 
 import numpy as np
-from torch import nn
 
 from gristmill.core.files import copy_file
 from gristmill.core.stage_context import Context
@@ -48,6 +47,7 @@ from gristmill.train.data.pairs import (
 from gristmill.train.distributed.fsdp import ForeignModelError, compute_dtype
 from gristmill.train.distributed.process_groups import process_group
 from gristmill.train.eval.intervals import Estimate, share_with_interval
+from gristmill.train.loop.objective import JsonObject
 from gristmill.train.loop.throughput import Utilisation, peak_flops
 from gristmill.train.loop.training_job import Job, Learner
 from gristmill.train.models.model_config import Shape, TransformersShape
@@ -110,7 +110,7 @@ class RewardSummary(TunedSummary):
         margins: of measured pairs; None on other ranks than the first.
     """
 
-    sets: Sequence[Mapping[str, object]]
+    sets: list[JsonObject]
     training_pairs: int
     held_out_pairs: int
     too_long_pairs: int
@@ -186,7 +186,8 @@ def run(
             world,
             dtype,
             context,
-            train_score,
+            # The head is new, and trained even if all other weights are frozen.
+            lambda model: model.get_submodule("score").requires_grad_(True),
             RewardModel,
         )
         flops = scoring_flops_per_token(shape, length, section.lora)
@@ -280,13 +281,6 @@ def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndar
             "other, or add pairs with other prompts"
         )
     return is_out
-
-
-def train_score(model: nn.Module) -> None:
-    """Make the scoring head of a reward model trainable, in place, even if all other
-    weights are frozen.
-    """
-    model.get_submodule("score").requires_grad_(True)
 
 
 def scoring_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> float:

@@ -10,7 +10,6 @@ PEFT loads, and `model/` is the model with the adapters merged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -29,6 +28,7 @@ from gristmill.train.distributed.process_groups import on_first
 from gristmill.train.eval.intervals import Estimate, paired_difference
 from gristmill.train.loop.loop_state import Part
 from gristmill.train.loop.metrics_log import METRICS, read_lines
+from gristmill.train.loop.objective import JsonObject
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.model_config import StoredShape
 from gristmill.train.models.weights import read_shape, stored
@@ -36,11 +36,7 @@ from gristmill.train.resuming import measured_once
 from gristmill.train.rl.curriculum import PromptChoice
 from gristmill.train.rl.multi_turn import Dialogue
 from gristmill.train.rl.policy_objective import Reinforcement
-from gristmill.train.rl.prompts import (
-    OfferedTools,
-    read_prompts,
-    split,
-)
+from gristmill.train.rl.prompts import read_prompts, split
 from gristmill.train.rl.rewards import rewards_of
 from gristmill.train.rl.rollout import Rollouts, take_earlier_batches
 from gristmill.train.rl.rollout_phase import Actor
@@ -50,11 +46,11 @@ from gristmill.train.rl.rollout_tables import (
     gather_batches,
     read_batch,
 )
-from gristmill.train.rl.sampler import Engine, Sampler
+from gristmill.train.rl.sampler import Sampler
 from gristmill.train.rl.teacher_endpoint import EndpointTeacher
 from gristmill.train.rl.tools.call_format import CallFormat
 from gristmill.train.rl.tools.toolbox import Toolbox
-from gristmill.train.stages.stage_inputs import MODEL, MODELS, Inputs
+from gristmill.train.stages.stage_inputs import MODEL, Inputs, last_model
 from gristmill.train.stages.teacher import model_folder, read_teacher
 from gristmill.train.stages.trained_models import (
     TunedSummary,
@@ -110,7 +106,7 @@ class RlSummary(TunedSummary):
     """
 
     started_from: str
-    sets: Sequence[Mapping[str, object]]
+    sets: list[JsonObject]
     algorithm: str
     kl_weight: float
     group_size: int
@@ -146,7 +142,7 @@ def run(
             continues.
     """
     section = Rl.model_validate(config)
-    start_stage = next(name for name in reversed(MODELS) if name in inputs)
+    start_stage = last_model(inputs)
     start = inputs[start_stage] / MODEL
     chat = Chat(inputs["tokenizer"])
     shape = read_shape(start)
@@ -163,18 +159,22 @@ def run(
     endpoint = None
     if section.teacher_endpoint is not None:
         endpoint = EndpointTeacher(section.teacher_endpoint, context)
-    tools = (
-        OfferedTools(CallFormat(chat), Toolbox(section.tools))
-        if section.tools
-        else None
-    )
+    dialogue = None
+    if section.tools:
+        dialogue = Dialogue(
+            chat,
+            CallFormat(chat),
+            Toolbox(section.tools),
+            section.turns,
+            section.tool_answer_tokens,
+        )
     prompts, sets = read_prompts(
         section.data,
         section.rewards,
         chat,
         length - section.max_new_tokens,
         inputs,
-        tools,
+        dialogue,
     )
     training, held_out = split(
         prompts, section.holdout, section.holdout_limit, section.key_seed
@@ -182,7 +182,6 @@ def run(
     section = section.in_steps(len(training))
     with tuning(inputs, section, start, length, out, context) as setup:
         world = setup.world
-        dtype = setup.dtype
         if endpoint is not None:
             on_first(partial(endpoint.check_vocabulary, chat, length), world)
         elif reference is None and section.kl_weight and section.lora is None:
@@ -207,11 +206,9 @@ def run(
                 )
         model = setup.model()
         order = Order([len(training)], section.key_seed)
-        choice = (
-            None
-            if section.curriculum is None
-            else PromptChoice(section.curriculum, order, section.key_seed)
-        )
+        choice = None
+        if section.curriculum is not None:
+            choice = PromptChoice(section.curriculum, order, section.key_seed)
         actor = Actor(
             section,
             training,
@@ -223,23 +220,17 @@ def run(
                 reference[0],
                 stored(reference[1]),
                 world,
-                dtype,
+                setup.dtype,
                 context.training.compute,
             ).requires_grad_(False),
             Sampler(
                 model,
                 section.lora,
-                Engine(setup.shape, dtype, section.generation_rows, world.device),
+                setup.shape,
+                setup.dtype,
+                section.generation_rows,
                 world,
-                None
-                if tools is None
-                else Dialogue(
-                    chat,
-                    tools.form,
-                    tools.toolbox,
-                    section.turns,
-                    section.tool_answer_tokens,
-                ),
+                dialogue,
             ),
             rewards_of(
                 section.rewards,

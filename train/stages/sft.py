@@ -26,12 +26,12 @@ from gristmill.mixtures.schema.posttraining import Distill, Tuning
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.data.example_rows import piece_ids
 from gristmill.train.data.labelled_texts import CLASSES
-from gristmill.train.distributed.fsdp import evaluating
-from gristmill.train.distributed.process_groups import World, sum_over_ranks
+from gristmill.train.distributed.process_groups import World
 from gristmill.train.eval.held_out import read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.objective import Metrics
 from gristmill.train.loop.prefetch import reading_threads
+from gristmill.train.loop.step import summed_losses
 from gristmill.train.loop.training_job import Learner, Observers
 from gristmill.train.models.encoder import classifier_shape
 from gristmill.train.models.model_config import StoredShape
@@ -196,16 +196,20 @@ def check_teacher(
         gristmill.train.objectives.reference_logps.StaleReferenceError: the predictions
             are of other weights or rows, or of another vocabulary than the student's.
     """
-    key = teacher_key(
-        teacher_folder(distill, inputs),
-        Chat(inputs["tokenizer"]),
-        rows,
-        dtype,
-        distill.temperature,
-        kept_ids(distill, student.vocab_size),
-        student.vocab_size,
+    check_key(
+        inputs["teacher"],
+        teacher_key(
+            teacher_folder(distill, inputs),
+            Chat(inputs["tokenizer"]),
+            rows,
+            dtype,
+            distill.temperature,
+            kept_ids(distill, student.vocab_size),
+            student.vocab_size,
+        ),
+        "teacher's distributions",
+        "teacher",
     )
-    check_key(inputs["teacher"], key, "teacher's distributions", "teacher")
 
 
 @dataclass(frozen=True)
@@ -238,14 +242,8 @@ class HeldOutTurns:
 
     def measure(self) -> Metrics:
         """Measure the current loss; called on every rank."""
-        world = self.world
         rows = np.arange(self.turns.packed.rows, dtype=np.int64)
-        sums = torch.zeros(
-            self.turns.sums_length, dtype=torch.float64, device=world.device
-        )
-        with evaluating(self.model):
-            for batch in world.micro_batches(rows, self.micro_batch_size):
-                sums += self.turns.loss(self.model, self.turns.prepare(batch), 1.0).sums
-        return self.turns.report(
-            sum_over_ranks(sums, world).tolist(), self.turns.weight(rows)
-        )
+        shares = self.world.micro_batches(rows, self.micro_batch_size)
+        parts = map(self.turns.prepare, shares)
+        sums = summed_losses(self.model, self.turns, parts, self.world)
+        return self.turns.report(sums, self.turns.weight(rows))

@@ -4,13 +4,13 @@ loss masks.
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` if
 configured, with loss masks (`tokenize/loss_masks.py`); `refused.jsonl`: rejected
 records with reasons; with `holdout` also `held-out/`, a packed set of the held-out
-conversations; `classes.json`, if the examples are texts with a class. Needs no accelerator, so data can be inspected and mixed again before a
-training is paid for.
+conversations; `classes.json`, if the examples are texts with a class. Needs no
+accelerator, so data can be inspected and mixed again before a training is paid for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -54,6 +54,7 @@ from gristmill.train.data.example_rows import (
 )
 from gristmill.train.data.labelled_texts import CLASSES, class_names, prepare_texts
 from gristmill.train.data.pairs import is_held_out
+from gristmill.train.loop.objective import JsonObject
 from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.stages.stage_inputs import Inputs, example_length
 
@@ -93,7 +94,7 @@ def run(
     config: Recipe,
     out: Path,
     context: Context,
-) -> Mapping[str, object]:
+) -> JsonObject:
     """Read, encode, weigh and pack all examples.
 
     Raises:
@@ -165,9 +166,11 @@ def run(
         raise GateError("sft: " + "; ".join(problems))
     replayed = replay_count(token_counts.example_tokens, length, section.replay)
     if replayed and mix is not None:
-        pretraining = Pretrain.model_validate(config[READS])
         rows[REPLAY] = replayed_rows(
-            rows_read(mix, pretraining, inputs.get("pretrain")), replayed
+            rows_read(
+                mix, Pretrain.model_validate(config[READS]), inputs.get("pretrain")
+            ),
+            replayed,
         )
     if classes:
         write_json(out / CLASSES, classes)

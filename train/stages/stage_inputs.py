@@ -32,6 +32,11 @@ def first_model(inputs: Inputs) -> Path:
     )
 
 
+def last_model(inputs: Inputs) -> str:
+    """Stage whose model is the last one of the run."""
+    return next(name for name in reversed(MODELS) if name in inputs)
+
+
 def start_of(inputs: Inputs) -> Path:
     """Start model of preference optimisation: the tuned one, else that of tuning."""
     return inputs["sft"] / MODEL if "sft" in inputs else first_model(inputs)

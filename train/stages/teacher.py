@@ -37,7 +37,7 @@ from gristmill.train.objectives.distillation import (
     kept_of,
     teacher_key,
 )
-from gristmill.train.objectives.losses import IGNORED, Output, of_logits
+from gristmill.train.objectives.losses import IGNORED, Output, Values, of_logits
 from gristmill.train.objectives.reference_logps import KEY, PredictionKey
 from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.planning.flops import flops_per_token
@@ -251,7 +251,7 @@ def distributions(
     flat = hidden.flatten(0, 1)[(targets != IGNORED).flatten()]
     labels = targets[targets != IGNORED]
 
-    def stored_part(logits: Tensor, part: slice) -> tuple[Tensor, ...]:
+    def stored_part(logits: Tensor, part: slice) -> Values:
         taught = kept_of(logits, temperature, top_k)
         nll = F.cross_entropy(logits, labels[part], reduction="none")
         if taught.ids is None or taught.rest is None:

@@ -216,14 +216,13 @@ def tuning(
             context.training.parallel, split_rows=False, split=section.lora is None
         ) as world,
     ):
-        shape = tuned_shape(read_shape(start), length, context)
         yield Setup(
             inputs,
             out,
             context,
             section,
             start,
-            shape,
+            tuned_shape(read_shape(start), length, context),
             stored(start),
             length,
             world,
@@ -277,8 +276,12 @@ def tune(
     tensors = all_tensors(learner.model, learner.average)
     rounding = describe_rounding(learner.model, section.lora)
     if record is not None:
-        weights = settle_adapters(setup.out, tensors, section.lora, setup.start)
-        publish(setup.out, shape, weights, record)
+        publish(
+            setup.out,
+            shape,
+            settle_adapters(setup.out, tensors, section.lora, setup.start),
+            record,
+        )
     return record, {
         **summary,
         **final_measurements(record, rounding),

@@ -124,8 +124,7 @@ class CallFormat:
             **question,
             "content": described + question["content"],
         }
-        ids = self._chat.encode(prompt_messages, prompt=True).ids.tolist()
-        return ids
+        return self._chat.encode(prompt_messages, prompt=True).ids.tolist()
 
     def calls(self, turn: str) -> list[Call]:
         """Calls in a turn of the assistant, given with special tokens but without its

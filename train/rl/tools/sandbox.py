@@ -36,7 +36,13 @@ from gristmill.mixtures.objectives.rl_tools import PythonTool
 from gristmill.train.rl.tools.seccomp_filter import seccomp_program
 
 PROGRAM = Path(__file__).with_name("sandbox_program.py")
-PROGRAM_INSIDE, FOLDER_INSIDE = "/program.py", "/tmp"
+PROGRAM_INSIDE = "/program.py"
+ISOLATION = (
+    "bwrap --unshare-all --unshare-user --disable-userns --die-with-parent "
+    "--new-session --cap-drop ALL --uid 65534 --gid 65534 --hostname sandbox --clearenv "
+    "--setenv PYTHONHASHSEED 0 --setenv PYTHONUTF8 1"
+)
+"""Arguments of bubblewrap that do not depend on the program; the user is nobody."""
 WALL_SECONDS_PER_SECOND = 4
 """Wall-clock seconds per second of processor time: other work may hold the processor,
 and code may sleep.
@@ -45,7 +51,6 @@ MAX_OUTPUT_BYTES = 65_536
 """A program is stopped if it prints more."""
 FOLDER_BYTES = 16 << 20
 """Size of the folder in memory."""
-NOBODY = "65534"
 GRAPHICAL = "_tkinter"
 """The one standard module that needs a display, and 20 libraries for it."""
 SIGNAL_STATUS = 128
@@ -159,42 +164,13 @@ def sandbox_command(limits: PythonTool, seccomp: int) -> list[str]:
         seccomp: file descriptor of the seccomp program.
     """
     return [
-        *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns"),
-        *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-        *("--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox"),
-        *(
-            "--clearenv",
-            "--setenv",
-            "PYTHONHASHSEED",
-            "0",
-            "--setenv",
-            "PYTHONUTF8",
-            "1",
-        ),
+        *ISOLATION.split(),
         *interpreter_arguments(),
         *("--ro-bind", str(PROGRAM), PROGRAM_INSIDE),
-        *(
-            "--size",
-            str(FOLDER_BYTES),
-            "--tmpfs",
-            FOLDER_INSIDE,
-            "--chdir",
-            FOLDER_INSIDE,
-            "--remount-ro",
-            "/",
-        ),
-        *("--seccomp", str(seccomp)),
-        *(
-            "--",
-            interpreter(),
-            "-B",
-            "-P",
-            "-s",
-            "-S",
-            PROGRAM_INSIDE,
-            str(limits.seconds),
-            str(limits.memory_mb),
-        ),
+        *f"--size {FOLDER_BYTES} --tmpfs /tmp --chdir /tmp --remount-ro /".split(),
+        *f"--seccomp {seccomp} --".split(),
+        interpreter(),
+        *f"-B -P -s -S {PROGRAM_INSIDE} {limits.seconds} {limits.memory_mb}".split(),
     ]
 
 

@@ -70,23 +70,20 @@ class Toolbox:
         self._tools: dict[str, _Ready] = {}
         for tool in tools:
             name = name_of(tool)
-            match tool:
-                case PythonTool():
-                    check_sandbox()
-                    ready = _Ready(
-                        _described(
-                            name,
-                            "Runs a Python program and returns what it prints.",
-                            {"code": {"type": "string", "description": "The program"}},
-                            ["code"],
-                        ),
-                        partial(_run_python, tool),
-                        beside=True,
-                    )
-                case OwnTool():
-                    ready = _own(name, tool)
-                case _:
-                    raise TypeError(f"rl.tools: {name} is not a tool: {tool!r}")
+            if isinstance(tool, PythonTool):
+                check_sandbox()
+                code = {"type": "string", "description": "The program"}
+                description = _described(
+                    name,
+                    "Runs a Python program and returns what it prints.",
+                    {"code": code},
+                    ["code"],
+                )
+                ready = _Ready(description, partial(_run_python, tool), beside=True)
+            elif isinstance(tool, OwnTool):
+                ready = _own(name, tool)
+            else:
+                raise TypeError(f"rl.tools: {name} is not a tool: {tool!r}")
             self._tools[name] = ready
 
     @property
