@@ -513,7 +513,7 @@ class RowStream(IterableDataset[Any]):
             )
             place = _Place(position)
         return StreamState(
-            **vars(place),
+            **vars(place),  # type: ignore[typeddict-item]
             batch_size=self._step,
             world_size=self.world_size,
             seed=self.seed,

@@ -121,7 +121,7 @@ class Objective(Protocol):
         weights.
         """
 
-    def describe(self, rows: np.ndarray) -> JsonObject:
+    def describe(self, rows: np.ndarray) -> Metrics:
         """Names of the rows of a step, for the record of skipped steps."""
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[ReadDocument]:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypedDict
 
 from gristmill.core.files import read_json, write_text
-from gristmill.train.loop.objective import JsonObject, ReadDocument
+from gristmill.train.loop.objective import JsonObject, Metrics, ReadDocument
 
 AUTOPSIES = "autopsies"
 EXCLUDE = "exclude.txt"
@@ -30,7 +30,7 @@ in forty if losses are normal.
 
 Decode = Callable[[Sequence[int]], str]
 """Function from token ids to text."""
-Origins = Mapping[str, JsonObject]
+Origins = Mapping[str, Metrics]
 """Origin and quality of documents, by id."""
 Known = Callable[[Sequence[str]], Origins]
 """Function from hexadecimal document ids to the origin and quality of each document."""
