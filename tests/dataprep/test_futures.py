@@ -24,7 +24,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.runners import connections, futures
 from gristmill.dataprep.runners.connection import Job
 from gristmill.dataprep.runners.errors import WorkerError
-from gristmill.dataprep.runners.pool import Element
+from gristmill.dataprep.runners.pool import Element, Mode
 from gristmill.dataprep.runners.runner import run_there
 from gristmill.dataprep.runners.shuffle import run_shuffle
 from gristmill.dataprep.runners.tasks import Done, Task, run_tasks
@@ -91,17 +91,21 @@ def send_batches(seed: int, group: Sequence[Element]) -> Iterator[tuple[int, byt
         yield from batches(seed, name)
 
 
-@pytest.mark.parametrize(("num_cpus", "num_senders"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    ("num_cpus", "mode", "num_senders"),
+    [(1, "threads", 3), (2, "threads", 2), (2, "processes", 3)],
+)
 @pytest.mark.parametrize("most_parts", [3, 1000])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_key_receives_the_batches_of_all_senders(
     seed: int,
     most_parts: int,
     num_cpus: int,
+    mode: Mode,
     num_senders: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tasks of two CPUs share the elements of the two slots."""
+    """Tasks of two CPUs share the elements of the two slots, unless they hold the GIL."""
     monkeypatch.setattr(futures, "MOST_PARTS", most_parts)
     cluster = LocalCluster()
     monkeypatch.setattr(connections, "connect", lambda engine: cluster)
@@ -109,7 +113,7 @@ def test_every_key_receives_the_batches_of_all_senders(
     RECEIVED.clear()
     engine = BeamEngine(runner="ray", address="auto", options={"num_cpus": num_cpus})
     connections.run_by_connection(
-        engine, partial(send_batches, seed), groups, receive, None
+        engine, partial(send_batches, seed), groups, receive, None, mode
     )
     sent: Received = {}
     for name in "abcd":
