@@ -284,12 +284,20 @@ def _look_at_files(
             f"{chosen[0].format}{''.join(damage[:1])}; give another path, or "
             "write the manifest by hand with the right `format:`"
         )
+    columns = {key for row in rows for key in row}
+    example_remarks = [
+        f"rows with {' and '.join(keys)} look like {kind}: `{section}: {{data: "
+        "[{path: ...}]}` reads them; here they would be documents"
+        for keys, kind, section in EXAMPLE_FIELDS
+        if columns.issuperset(keys)
+    ][:1]
     text_name = text_field(rows)
     if text_name is None:
         names = sorted(map(str, rows[0]))
+        advice = "".join(example_remarks) or "give a path whose rows have one"
         raise SourceError(
             f"source {name!r}: no field of {path} holds text; its fields are "
-            f"{join_first(names, SHOWN_FIELDS)}; give a path whose rows have one"
+            f"{join_first(names, SHOWN_FIELDS)}; {advice}"
         )
     texts = [
         value for row in rows if isinstance(value := _scalars(row).get(text_name), str)
@@ -306,14 +314,6 @@ def _look_at_files(
             f"{text_name!r} ({join_first(others, SAMPLE_FILES)}): they will be "
             "quarantined; read files with another field as a source of their own"
         )
-    columns = {key for row in rows for key in row}
-    for keys, kind, section in EXAMPLE_FIELDS:
-        if columns.issuperset(keys):
-            remarks.append(
-                f"rows with {' and '.join(keys)} look like {kind}: `{section}: "
-                "{data: [{path: ...}]}` reads them; here they would be documents"
-            )
-            break
     path_field = code_path_field(rows)
     is_olmocr = all(
         field_of(row, name) is not None for row in rows for name in OLMOCR_FIELDS
@@ -336,7 +336,7 @@ def _look_at_files(
         is_code=path_field is not None or names_code(rows),
         path_field=path_field,
         metadata_fields=OLMOCR_FIELDS if is_olmocr else (),
-        remarks=tuple(remarks),
+        remarks=(*remarks, *example_remarks),
     )
 
 

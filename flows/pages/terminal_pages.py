@@ -83,7 +83,8 @@ def _print(console: Console, part: Part) -> None:
             line = styled(text)
             has_code = "`" in line.plain
             # Commands stay whole and lose their marks, so that they can be copied.
-            line = TerminalText().join(line.split("`"))
+            if line.plain.endswith("`"):
+                line = TerminalText().join(line.split("`"))
             console.print(line, style=TONES[tone], soft_wrap=has_code)
         case Heading(text):
             section(console, styled(text))

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
-from gristmill.dataprep.readers.sources import find_files
+from gristmill.dataprep.readers.sources import SourceError, find_files
 from gristmill.flows.authoring import measured_sample
 from gristmill.flows.authoring.look_at_data import (
     BOOK_PARAGRAPHS,
@@ -150,6 +150,9 @@ def test_fine_tuning_rows_get_a_remark(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text(
         json.dumps({"prompt": "p" * 30, "chosen": "c" * 60, "rejected": "r" * 50})
     )
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": []}))
+    with pytest.raises(SourceError, match="look like conversations"):
+        look_at("a", str(tmp_path / "chats.jsonl"))
     assert (
         "look like preferences: `dpo:"
         in json.loads(look(str(tmp_path / "pairs.jsonl"), "--json"))["remarks"][0]
