@@ -11,6 +11,7 @@ import bz2
 import io
 import lzma
 import zlib
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -192,13 +193,15 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
     """
     offset = decoded = 0
     """Member to begin with, and its bytes that were yielded before."""
-    if compression == ".gz" and getattr(path, "reopens", True):
+    is_gzip = compression == ".gz" and getattr(path, "reopens", True)
+    new_decoder = _isal_decoders() if is_gzip else None
+    if new_decoder is not None:
         # ISA-L takes less than half of zlib's time. It reports damage with less detail
         # and some bytes later, so the step before the damage is left to zlib, too.
         held = b""
         with path.open("rb") as stream:
             stored = _StoredBytes(stream, GZIP_BYTES, 0)
-            for part in _decode_members(stored, compression, _isal_decoder):
+            for part in _decode_members(stored, compression, new_decoder):
                 if isinstance(part, Damage):
                     break
                 if held:
@@ -230,22 +233,25 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
             skip = max(skip - len(part), 0)
 
 
-def _isal_decoder(start: bytes) -> Any:
-    """Decoder of ISA-L for a gzip member.
+def _isal_decoders() -> Callable[[bytes], Any] | None:
+    """Constructor of ISA-L's decoders from the start of a gzip member; None if ISA-L is
+    not installed.
 
     ISA-L ignores header fields that zlib rejects, so only headers that are empty or
     have just a name are accepted. It may accept codes that zlib rejects; then more data
     precedes the damage, or all of it if the member's checksum matches.
-
-    Raises:
-        CorruptFileError: the header has other fields.
-        ImportError: ISA-L is not installed.
     """
-    from isal import isal_zlib
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return None
 
-    if not start.startswith(_GZIP_HEADERS):
-        raise CorruptFileError("the header has fields that ISA-L does not check")
-    return isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
+    def new_decoder(start: bytes) -> Any:
+        if not start.startswith(_GZIP_HEADERS):
+            raise CorruptFileError("the header has fields that ISA-L does not check")
+        return isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
+
+    return new_decoder
 
 
 class _StoredBytes:
@@ -262,7 +268,7 @@ class _StoredBytes:
         self._stream = stream
         self._step = step
         self._waiting = b""
-        self._kept = bytearray()
+        self._kept = deque[bytes](maxlen=max(_KEPT_BYTES // step, 2))
         self.end = 0
         """Offset after the bytes read."""
         self.member = begin
@@ -277,8 +283,7 @@ class _StoredBytes:
         data = self._waiting[:size] or self._stream.read(size)
         self._waiting = self._waiting[size:]
         self.end += len(data)
-        self._kept += data
-        del self._kept[:-_KEPT_BYTES]
+        self._kept.append(data)
         data = data[self._passed :]
         self._passed = 0
         return data
@@ -286,7 +291,8 @@ class _StoredBytes:
     def begin(self, remaining: int) -> None:
         """Start a member, `remaining` bytes before the end of the bytes read."""
         self.member = self.end - remaining
-        del self._kept[:-remaining]
+        for _ in range(len(self._kept) - 2):  # its start is in one of the last two
+            self._kept.popleft()
 
     def pass_to_next(self, compression: str) -> bool:
         """Skip to the next sound member after the start of the current one; False if
@@ -295,7 +301,7 @@ class _StoredBytes:
         magic = _MAGICS[compression]
         # data may contain a magic number by chance, so some bytes after it must decode
         probe_bytes = _step_bytes(compression)
-        window = bytes(self._kept) + self._waiting
+        window = b"".join(self._kept) + self._waiting
         first = self.end + len(self._waiting) - len(window)
         position = max(self.member + 1 - first, 0)
         peeked = len(self._waiting)

@@ -349,29 +349,31 @@ class ShardWriter:
             pa.array, columns, (pa.string(), pa.large_string(), pa.string())
         )
         sizes = pc.binary_length(texts).to_numpy()
-        fits = sizes <= self.max_document_bytes
-        for place in np.flatnonzero(~fits).tolist():
-            size = int(sizes[place])
-            self.totals["too_long"].update(records=1, bytes=size)
-            error = (
-                f"{excerpt(columns[0][place])}: the text has {size:,} bytes, more than "
-                f"ingest.max_document_bytes = {self.max_document_bytes:,}; split it, or "
-                "raise that"
-            )
-            text = excerpt(columns[1][place])
-            self._reject(files[place], Rejected(numbers[place], error, text))
-        places = np.array(replaced)[fits]  # U+FFFD of each document
-        self.totals["replaced"].update(
-            records=int(np.count_nonzero(places)), places=int(places.sum())
-        )
         ids = hash_documents(self.source.encode("utf-8"), locators, texts)
         source = pa.DictionaryArray.from_arrays(
             np.zeros(len(files), np.int32), [self.source]
         )
         table = pa.table(
             [ids, source, locators, texts, metadata], schema=DOCUMENT_SCHEMA
-        ).filter(pa.array(fits))
-        sizes = sizes[fits]
+        )
+        places = np.array(replaced)
+        if sizes.max() > self.max_document_bytes:
+            fits = sizes <= self.max_document_bytes
+            for row in np.flatnonzero(~fits).tolist():
+                size = int(sizes[row])
+                self.totals["too_long"].update(records=1, bytes=size)
+                error = (
+                    f"{excerpt(columns[0][row])}: the text has {size:,} bytes, more "
+                    f"than ingest.max_document_bytes = {self.max_document_bytes:,}; "
+                    "split it, or raise that"
+                )
+                text = excerpt(columns[1][row])
+                self._reject(files[row], Rejected(numbers[row], error, text))
+            table = table.filter(pa.array(fits))
+            sizes, places = sizes[fits], places[fits]
+        self.totals["replaced"].update(
+            records=int(np.count_nonzero(places)), places=int(places.sum())
+        )
         while len(table):
             free_bytes = self.shard_bytes - self._buffered_bytes
             filling = int(np.searchsorted(np.cumsum(sizes), free_bytes)) + 1
