@@ -438,11 +438,11 @@ def split_lines(parts: Iterable[bytes | Damage]) -> Iterator[Line]:
                 is_too_long = False
             else:
                 yield line.removesuffix(b"\r")
-        if not is_too_long:
-            begin += rest
-        if len(begin) > MAX_RECORD_BYTES:
-            is_too_long = True
+        is_too_long = is_too_long or len(begin) + len(rest) > MAX_RECORD_BYTES
+        if is_too_long:
             begin.clear()
+        else:
+            begin += rest
     if is_too_long:
         yield _too_long("line")
     elif begin:

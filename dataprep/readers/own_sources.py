@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from gristmill.core.arrays import admit_pandas
 from gristmill.core.files import as_path
 from gristmill.dataprep.readers import guarded
 from gristmill.dataprep.readers.compression import (
@@ -180,6 +181,7 @@ def main() -> None:
     with open(os.devnull) as null_device:
         # user code that reads stdin would consume the next request
         os.dup2(null_device.fileno(), 0)
+    admit_pandas()  # imports it, before the limits apply
     function: _Reader | _Listing
 
     def answer(request: Any) -> Iterator[object]:
