@@ -67,7 +67,7 @@ def make_context(tmp_path: Path) -> MakeContext:
 
 @pytest.fixture
 def run_ingest(
-    tmp_path: Path, make_context: Callable[..., Context]
+    tmp_path: Path, make_context: MakeContext
 ) -> Callable[..., IngestSummary]:
     """Read sources: (settings, folder or its name below `tmp_path`, **settings of
     BeamEngine) -> summary.
