@@ -24,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the tests have the stand-ins
 
 from benchmarks.areas import surroundings  # noqa: E402
+from gristmill.dataprep.conservation import top_reasons  # noqa: E402
+from gristmill.dataprep.examples.make_examples import MadeSet  # noqa: E402
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE  # noqa: E402
 from gristmill.dataprep.whatif_thresholds import short_name  # noqa: E402
-from gristmill.flows.report.facts import Facts, gather_facts, top_reasons  # noqa: E402
+from gristmill.flows.report.facts import Facts, gather_facts  # noqa: E402
 from gristmill.flows.report.mixture import mixture_rows  # noqa: E402
-from gristmill.flows.report.stage_summaries import MadeExamples  # noqa: E402
 from gristmill.flows.report.training import effect_rows, loss_rows  # noqa: E402
 from gristmill.flows.running.session import open_session  # noqa: E402
 from gristmill.flows.stages.registry import PRETRAIN  # noqa: E402
@@ -197,8 +198,8 @@ def generated(facts: Facts) -> str:
     for stage, content in facts.summaries.items():
         if "gives" not in content or "answers" not in content:
             continue
-        summary = facts.summary(stage, MadeExamples)
-        prompts = f"{summary.prompts.read:,} prompts"
+        summary = facts.summary(stage, MadeSet)
+        prompts = f"{summary.prompts['read']:,} prompts"
         sentence = f"`{stage}` gave {summary.examples:,} {summary.gives} from {prompts}"
         for kind, reward in summary.rewards.items():
             sentence += f"; mean reward of {kind} answers {reward.mean:.3f}"

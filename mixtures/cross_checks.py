@@ -19,6 +19,7 @@ from gristmill.mixtures.base import (
     entries,
     inside,
 )
+from gristmill.mixtures.manifest import EMPTY_ALLOWED, TUNINGS
 from gristmill.mixtures.objectives.rl_tools import written_tool
 from gristmill.mixtures.objectives.span_objectives import (
     SENTINEL,
@@ -33,17 +34,13 @@ from gristmill.mixtures.schema.mix import ROW_LENGTH, mix_problems, weighed_sour
 from gristmill.mixtures.steps.examples import made_problems
 from gristmill.mixtures.yaml_text import did_you_mean
 
-EMPTY_SECTIONS = ("tokenizer", "text_index", "evaluate", "export")
-"""Sections for which an empty key enables the defaults."""
-NEED_THE_DECODER = ("sft", "reward", "dpo", "rl", "export")
+NEED_THE_DECODER = (*TUNINGS, "export")
 """Sections that need more of the built-in decoder than logits."""
-NEED_A_WRITER = ("sft", "reward", "dpo", "rl")
-"""Sections that need a model that writes text."""
 WRITERS_KEYS = {
     "evaluate": ("prompts", "tasks", "suites", "contamination", "canaries"),
     "export": ("gguf",),
 }
-"""Keys that need such a model, by section."""
+"""Keys that need a model that writes text, by section."""
 ENCODERS = {
     "masked": "encoder, which fills in masked tokens and cannot write",
     "span_corruption": "encoder-decoder, which fills in hidden spans and cannot write",
@@ -59,7 +56,7 @@ NEED_ITS_LAYERS = {
 """Keys of `engine` that need the built-in decoder's layers, by section."""
 MEASURE_LANGUAGES = {"langid", "annotate"}
 """Steps that may write the column `language`; `langid` always does."""
-NEED_A_MODEL = ("sft", "reward", "dpo", "rl", "evaluate", "export")
+NEED_A_MODEL = (*TUNINGS, "evaluate", "export")
 """Sections that start from a model, or evaluate existing ones."""
 
 
@@ -116,13 +113,13 @@ def _language_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
 def _given(raw: RawSection) -> set[str]:
     """Return the sections that are present.
 
-    An empty key enables the defaults of a section in EMPTY_SECTIONS, and disables any
+    An empty key enables the defaults of a section in EMPTY_ALLOWED, and disables any
     other section.
     """
     return {
         name
         for name, section in raw.items()
-        if section is not None or name in EMPTY_SECTIONS
+        if section is not None or name in EMPTY_ALLOWED
     }
 
 
@@ -319,7 +316,7 @@ def _encoder_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
             continue
         conflicts: list[Location] = [
             (stage,)
-            for stage in NEED_A_WRITER
+            for stage in TUNINGS
             if stage in _given(raw)
             and not (
                 stage == "sft" and inside(raw, "sft").get("task") in TASKS.values()
@@ -384,7 +381,7 @@ def _prefix_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """
     pretrain = inside(raw, "pretrain")
     conflicts = [location for location in _split_keys(raw) if location[-1] != "context"]
-    if inside(raw, "export").get("gguf") and not _given(raw) & {*NEED_A_WRITER}:
+    if inside(raw, "export").get("gguf") and not _given(raw) & {*TUNINGS}:
         conflicts.append(("export", "gguf"))
     for reader in ("prefix_lm", "ul2", "blank_infilling"):
         if pretrain.get(reader) is None or (reader == "ul2" and not _is_joined(raw)):

@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
@@ -364,19 +365,15 @@ def stated_signature(own: OwnFunction) -> inspect.Signature | None:
     None if the source does not state it: for installed or decorated code, or a
     constructor that a class inherits.
     """
-    definition = own.definition()
-    function: ast.stmt | None = definition
+    definition = function = own.definition()
     if isinstance(definition, ast.ClassDef):
         methods = {
             node.name: node
             for node in definition.body
             if isinstance(node, ast.FunctionDef)
         }
-        function = (
-            None
-            if "__new__" in methods or definition.keywords
-            else methods.get("__init__")
-        )
+        has_other = "__new__" in methods or definition.keywords
+        function = None if has_other else methods.get("__init__")
     if (
         definition is None
         or definition.decorator_list
@@ -384,32 +381,17 @@ def stated_signature(own: OwnFunction) -> inspect.Signature | None:
         or function.decorator_list
     ):
         return None
-    arguments = function.args
-    none: ast.expr = ast.Constant(None)
-
-    def bare(argument: ast.arg) -> ast.arg:
-        return ast.arg(argument.arg)
-
-    bare_arguments = ast.arguments(
-        [bare(argument) for argument in arguments.posonlyargs],
-        [bare(argument) for argument in arguments.args],
-        arguments.vararg and bare(arguments.vararg),
-        [bare(argument) for argument in arguments.kwonlyargs],
-        [None if argument is None else none for argument in arguments.kw_defaults],  # type: ignore[misc]
-        arguments.kwarg and bare(arguments.kwarg),
-        [none] * len(arguments.defaults),
-    )
-    expression = ast.fix_missing_locations(
-        ast.Expression(ast.Lambda(bare_arguments, none))
-    )
-    parameters = list(
-        inspect.signature(
-            eval(compile(expression, own.file, "eval"))
-        ).parameters.values()
-    )
-    return inspect.Signature(
-        parameters[1:] if isinstance(definition, ast.ClassDef) else parameters
-    )
+    arguments, none = deepcopy(function.args), ast.Constant(None)
+    for node in ast.walk(arguments):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    arguments.defaults = [none for _ in arguments.defaults]
+    arguments.kw_defaults = [default and none for default in arguments.kw_defaults]
+    stated = inspect.signature(eval(ast.unparse(ast.Lambda(arguments, none))))
+    parameters = list(stated.parameters.values())
+    if isinstance(definition, ast.ClassDef):
+        del parameters[0]
+    return stated.replace(parameters=parameters)
 
 
 def takes_name(signature: inspect.Signature, name: str) -> bool:

@@ -66,9 +66,7 @@ class Kill:
             if self.role != "worker" or stage in BEAM_STAGES
         ]
         return [
-            stage
-            for stage in workers
-            if torchrun in (None, STAGES[stage].requirements.torchrun)
+            stage for stage in workers if torchrun in (None, STAGES[stage].torchrun)
         ]
 
 

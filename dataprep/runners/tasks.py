@@ -8,7 +8,6 @@ files. Results do not depend on the distribution of tasks over workers.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from gristmill.core.files import (
     file_sizes,
     find_json,
     is_local,
-    write_bytes,
+    write_json,
 )
 from gristmill.core.heartbeats import Repetition
 from gristmill.core.stage_context import Context
@@ -323,9 +322,7 @@ def record_task(name: str, done: Done, records: Path) -> None:
     """
     files = {str(path): path.stat().st_size for path in done.files}
     record = {"files": files, "result": done.result}
-    # without indents, which Python adds ten times as slowly
-    content = json.dumps(record, sort_keys=True)
-    write_bytes(records / f"{name}.json", content.encode(), durable=False)
+    write_json(records / f"{name}.json", record, durable=False)
 
 
 def do_task(process: Process, records: str, name: str, payload: Payload) -> None:

@@ -11,7 +11,7 @@ from gristmill.flows.prefect.tracked_run import run_tracked
 from gristmill.flows.running import launch as running
 from gristmill.flows.running.events import RunEnded, RunEvent, Subscriber
 from gristmill.flows.running.json_lines import JsonHandler, JsonLines, JsonObserver
-from gristmill.flows.running.recorded_run import run_recorded
+from gristmill.flows.running.recorded_run import RunRequest, run_recorded
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import (
     LastingStream,
@@ -53,12 +53,14 @@ def launch(
 
         if summarise:
             subscribers.append(print_at_end)
-        return running.launch(session, stages, force, subscribers, run)
+        request = RunRequest(session, stages, force, subscribers)
+        return running.launch(request, run)
     lines = JsonLines(stdout)
     handler = JsonHandler(lines)
     logger = logging.getLogger("gristmill")
     logger.addHandler(handler)
     try:
-        return running.launch(session, stages, force, [JsonObserver(lines)], run)
+        request = RunRequest(session, stages, force, [JsonObserver(lines)])
+        return running.launch(request, run)
     finally:
         logger.removeHandler(handler)

@@ -76,9 +76,7 @@ def slurm(
         store_location = os.path.abspath(store_location)
     file = os.path.abspath(manifest)
     session = open_or_exit(file, set_, store_location, until=until, exactly=True)
-    trains = [
-        name for name, node in session.plan.items() if node.stage.requirements.torchrun
-    ]
+    trains = [name for name, node in session.plan.items() if node.stage.torchrun]
     ranks = session.manifest.engine.num_ranks
     if trains and hosts > 1 and not gpus and (ranks % hosts or ranks == 1):
         fail(

@@ -30,7 +30,7 @@ from gristmill.flows.pages.terminal_pages import print_parts
 from gristmill.flows.planning.quantities import duration, size
 from gristmill.flows.planning.sampled_sources import take_sample
 from gristmill.flows.running.memory_advice import available_memory
-from gristmill.flows.running.run import StageFailedError
+from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.schema.sources import INGEST
@@ -238,7 +238,7 @@ def _run_sample(
     store = Store.at(folder / "store")
     plan = make_plan(manifest)
     opened = Session(manifest, session.manifest_file, [], store, None, plan)
-    runner = opened.runner(lambda event: None)
+    runner = Runner(opened, lambda event: None)
     stages: dict[str, Measured] = {}
     errors: dict[str, str] = {}
     in_sample = in_all = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,10 @@ from gristmill.flows.prefect.reporting import (
     publish_run,
     publishing_refusal,
 )
-from gristmill.flows.running.events import StageFailed, Subscriber
-from gristmill.flows.running.recorded_run import run_recorded
+from gristmill.flows.running.events import StageFailed
+from gristmill.flows.running.recorded_run import RunRequest, run_recorded
 from gristmill.flows.running.run import Runner, RunStoppedError, StageFailedError
-from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.running.stage_server import StageServer
+from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import LAST
 
 TRAINING_TAG = "gristmill-training"
@@ -153,20 +153,16 @@ def _run_opened(
         stages = [until] if exactly else list(session.plan)
         session.forget_kept(forced)
         with session.stage_server(stages, forced) as server:
-            return _run(session, stages, forced, (), server, training_deployment)
+            request = RunRequest(session, stages, forced, (), server)
+            return _run(request, training_deployment)
 
 
-def run_in_flow(
-    session: Session,
-    stages: list[str],
-    force: frozenset[str],
-    subscribers: Sequence[Subscriber],
-    server: StageServer | None,
-) -> Path:
+def run_in_flow(request: RunRequest) -> Path:
     """`run_recorded` in a flow run of this process.
 
     Prefect shows the flow's parameters to every user of the server, so they are masked.
     """
+    session, stages, force = request.session, request.stages, request.force
     mark_crashed_quietly()
     masked = mask_secrets(
         {"overrides": session.overrides, "store": session.store_option or ""}
@@ -187,7 +183,7 @@ def run_in_flow(
     @wraps(shown_flow.fn)
     def run(*args: object, **kwargs: object) -> str:
         with owned_run():
-            return _run(session, stages, force, subscribers, server)
+            return _run(request)
 
     replaced = shown_flow.with_options(validate_parameters=False)
     replaced.fn = run
@@ -197,24 +193,18 @@ def run_in_flow(
         show_cancelled()
 
 
-def _run(
-    session: Session,
-    stages: list[str],
-    force: frozenset[str],
-    subscribers: Sequence[Subscriber],
-    server: StageServer | None,
-    training_deployment: str = "",
-) -> str:
+def _run(request: RunRequest, training_deployment: str = "") -> str:
     """Run stages as tasks that wait for their inputs, and return the folder of the
     run's record.
     """
+    session, force = request.session, request.force
     futures: dict[str, PrefectFuture[Any]] = {}
 
     def start(runner: Runner, stage: str, workers: int) -> PrefectFuture[Any]:
         node = session.plan[stage]
         tags = {f"stage:{stage}"}
         deployment = ""
-        if node.stage.requirements.torchrun:
+        if node.stage.torchrun:
             deployment = training_deployment
             if not deployment:
                 tags.add(TRAINING_TAG)
@@ -230,7 +220,7 @@ def _run(
         def run_stage() -> State:
             try:
                 if deployment:
-                    return _run_elsewhere(runner, session, stage, deployment, force)
+                    return _run_elsewhere(runner, stage, deployment, force)
                 outcome = runner.run_stage(stage, stage in force, workers)
             except RunStoppedError:
                 # cancelled on request, otherwise ended by the signal
@@ -244,13 +234,10 @@ def _run(
         futures[stage] = run_stage.submit(return_state=False, wait_for=upstream)
         return futures[stage]
 
-    windows: list[Subscriber] = [
-        *subscribers,
-        PrefectObserver(),
-        partial(publish_run, session),
-    ]
+    windows = (PrefectObserver(), partial(publish_run, session))
+    shown = replace(request, subscribers=[*request.subscribers, *windows])
     try:
-        return str(run_recorded(session, stages, force, windows, server, start))
+        return str(run_recorded(shown, start))
     except CancelledRun:
         # The task was cancelled with its flow; the process that started the flow
         # decides how the run ends.
@@ -259,7 +246,6 @@ def _run(
 
 def _run_elsewhere(
     runner: Runner,
-    session: Session,
     stage: str,
     deployment: str,
     force: frozenset[str],
@@ -270,10 +256,14 @@ def _run_elsewhere(
     if stage in force or runner.folder(stage).state() != "committed":
         try:
             run_elsewhere(
-                session, stage, deployment, stage in force, runner.processes.check
+                runner.session,
+                stage,
+                deployment,
+                stage in force,
+                runner.processes.check,
             )
         except StageFailedError as error:
-            runner.emit(StageFailed(runner.plan[stage], mask_text(str(error))))
+            runner.emit(StageFailed(runner.session.plan[stage], mask_text(str(error))))
             raise
     outcome = runner.run_stage(stage)
     message = mask_text(f"by {deployment}: {outcome.folder.path}")

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from gristmill.flows.prefect.choose_prefect import (
     apply_default_settings,
     choose_tracking,
 )
-from gristmill.flows.running.events import RunNotice, Subscriber, to_all
+from gristmill.flows.running.events import RunNotice, to_all
 from gristmill.flows.running.missing_libraries import is_installed
-from gristmill.flows.running.recorded_run import run_recorded
-from gristmill.flows.running.session import Session
-from gristmill.flows.running.stage_server import StageServer
+from gristmill.flows.running.recorded_run import RunRequest, run_recorded
 
 
-def run_tracked(
-    session: Session,
-    stages: list[str],
-    force: frozenset[str],
-    subscribers: Sequence[Subscriber],
-    server: StageServer | None = None,
-) -> Path:
+def run_tracked(request: RunRequest) -> Path:
     """`run_recorded` in Prefect's flow if a Prefect server is running, else without."""
     if not is_installed("prefect"):  # the extra `ui`
-        return run_recorded(session, stages, force, subscribers, server)
+        return run_recorded(request)
     apply_default_settings(quiet_console=True)
     is_shown, sentence = choose_tracking()
-    to_all(*subscribers)(RunNotice(sentence))
+    to_all(*request.subscribers)(RunNotice(sentence))
     if not is_shown:
-        return run_recorded(session, stages, force, subscribers, server)
+        return run_recorded(request)
     from gristmill.flows.prefect.flow import run_in_flow
 
-    return run_in_flow(session, stages, force, subscribers, server)
+    return run_in_flow(request)

@@ -25,7 +25,7 @@ from gristmill.flows.python.manifest_builder import (
 from gristmill.flows.questions.what_changed import PlannedStage, explain_plan
 from gristmill.flows.running.launch import run_stages
 from gristmill.flows.running.missing_libraries import check_libraries
-from gristmill.flows.running.recorded_run import run_recorded
+from gristmill.flows.running.recorded_run import RunRequest, run_recorded
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.running.terminal import (
     LastingStream,
@@ -88,13 +88,9 @@ def run(
     console.quiet = not progress
     stages = list(session.plan)
     check_libraries(session, stages, frozenset(force))
-    folder = run_stages(
-        session,
-        stages,
-        frozenset(force),
-        [TerminalObserver(console, stages)],
-        run_tracked if prefect else run_recorded,
-    )
+    observers = [TerminalObserver(console, stages)]
+    request = RunRequest(session, stages, frozenset(force), observers)
+    folder = run_stages(request, run_tracked if prefect else run_recorded)
     return Run(session.store, read_json(folder / "run.json"), session)
 
 

@@ -423,7 +423,7 @@ def _affected_models(session: Session, is_trained: bool, sets: set[str]) -> list
     for name, node in session.plan.items():
         if examples_read & node.inputs.keys():
             examples_read.add(name)
-            if node.stage.requirements.torchrun:
+            if node.stage.torchrun:
                 affected.add(name)
         if affected & node.inputs.keys():
             affected.add(name)

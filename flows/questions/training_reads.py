@@ -173,7 +173,7 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         raise TraceError(
             f"the steps of {stage} cannot be traced; those of {', '.join(traced)} can"
         )
-    section = node.stage.training.section.model_validate(node.config)
+    section = node.stage.training.model_validate(node.config)
     if node.stage.row_kind == "documents":
         inputs = committed_inputs(session)
         if MIX not in inputs:

@@ -225,13 +225,11 @@ def rules_by_language(facts: Facts, name: str = "filter") -> MaybeSection:
     return section_of("Rules by language", kept_table("rules of", read, kept))
 
 
-def kept_table(
-    title: str, read: ByName[int], kept: ByName[int], most: int | None = None
-) -> Table:
+def kept_table(title: str, read: ByName[int], kept: ByName[int]) -> Table:
     """Documents by name, and those that were kept, the most frequent first."""
     rows = [
         [name, number, kept.get(name, 0), kept.get(name, 0) / max(number, 1)]
-        for name, number in ranked(read)[:most]
+        for name, number in ranked(read)
     ]
     return table({title: "", "documents": ",", "kept": ",", "share": ".1%"}, rows)
 

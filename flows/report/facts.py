@@ -120,7 +120,7 @@ class Facts:
 
 
 TOPICS: dict[str, type[Summary]] = {"packed": Packed, "evaluation": Evaluation}
-"""Topic that a stage writes for every reader (`Display.topics`) -> its type."""
+"""Topic that a stage writes for every reader (`Stage.topics`) -> its type."""
 
 
 def read_facts(
@@ -152,7 +152,7 @@ def read_facts(
             facts.training[name] = training(folders[name])
             reports = spike_reports(folders[name])
             facts.spikes[name] = read_as(list[SpikeReport], reports)
-        for topic, file in kind.display.topics.items():
+        for topic, file in kind.topics.items():
             value = read_as(TOPICS[topic], read_json(folders[name].data / file))
             setattr(facts, topic, value)
     return facts

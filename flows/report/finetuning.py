@@ -5,6 +5,7 @@ models, the export.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from gristmill.dataprep.conservation import top_reasons
 from gristmill.dataprep.examples.kept_examples import PreparedSet
@@ -160,29 +161,26 @@ def masks(facts: Facts, name: str = "sft_data") -> MaybeSection:
     summary = facts.summary(name, TuningData)
     if not summary.sets:
         return None
-    rows = [
-        [
-            part.name,
-            part.records,
-            part.refused,
-            part.dropped_before,
-            part.unrenderable,
-            part.dropped,
-            part.truncated,
-            part.used,
-            part.drawn_share,
-            part.trained_share,
-            part.end_of_turn_share,
-        ]
-        for part in summary.sets
-    ]
+    numbers = attrgetter(
+        "name",
+        "records",
+        "refused",
+        "dropped_before",
+        "unrenderable",
+        "dropped",
+        "truncated",
+        "used",
+        "drawn_share",
+        "trained_share",
+        "end_of_turn_share",
+    )
     counts = (*RECORD_COUNTS, "not rendered", "too long", "cut", "used")
     shares = dict.fromkeys(("share of trained tokens", "tokens trained"), ".1%")
     shares["ends of turn trained"] = ".2%"
     columns = {**dict.fromkeys(counts, ","), **shares}
     return section_of(
         "Fine-tuning data",
-        table({"set": "", **columns}, rows),
+        table({"set": "", **columns}, map(numbers, summary.sets)),
         f"{describe_rows(facts, summary)}. `gristmill browse` shows rows with the "
         "tokens that are trained on.",
     )
@@ -226,26 +224,25 @@ def preferences(facts: Facts, name: str) -> MaybeSection:
     often each set is trained on.
     """
     drawn_sets = {part.name: part for part in facts.trained("dpo").sets}
+    numbers = attrgetter(
+        "name",
+        "records",
+        "refused",
+        "dropped_before",
+        "audit.pairs",
+        "audit.prompts",
+        "audit.duplicates",
+        "audit.contradictions",
+        "audit.near_identical",
+        "audit.same_answers",
+        "audit.longer_chosen",
+    )
     rows, leaks, used = [], [], []
     for part in facts.summary(name, TuningData).sets:
         audit, drawn = part.audit, drawn_sets.get(part.name)
         if audit is None:
             continue
-        rows.append(
-            [
-                part.name,
-                part.records,
-                part.refused,
-                part.dropped_before,
-                audit.pairs,
-                audit.prompts,
-                audit.duplicates,
-                audit.contradictions,
-                audit.near_identical,
-                audit.same_answers,
-                audit.longer_chosen,
-            ]
-        )
+        rows.append(numbers(part))
         leaks += [
             [part.name, set_name, leak["items"], leak["leaked"], leak["texts"]]
             for set_name, leak in (audit.leaks or {}).items()

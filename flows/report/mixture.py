@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from operator import attrgetter
 
 from gristmill.flows.pages.page_elements import (
     Figure,
@@ -117,16 +118,11 @@ def group_rows(groups: Mapping[str, GroupTokens]) -> list[Sequence[object]]:
     tokens first.
     """
     ordered = sorted(groups.items(), key=lambda item: (-item[1].tokens, item[0]))
+    numbers = attrgetter(
+        "tokens", "bytes_per_token", "characters_per_token", "tokens_per_word"
+    )
     return [
-        [
-            name,
-            group.documents,
-            group.bytes / 1e6,
-            group.tokens,
-            group.bytes_per_token,
-            group.characters_per_token,
-            group.tokens_per_word,
-        ]
+        [name, group.documents, group.bytes / 1e6, *numbers(group)]
         for name, group in ordered
     ]
 
@@ -167,39 +163,39 @@ def packing(facts: Facts) -> list[Part]:
 def mixture_rows(facts: Facts) -> list[MixtureRow]:
     """A row per source of the packed set; none before it is packed."""
     packed = facts.packed or Packed()
-    rows = []
-    for name in packed.sources:
-        realised, requested = packed.realised[name], packed.requested[name]
-        rows.append(
-            MixtureRow(
-                name,
-                realised.tokens,
-                realised.share,
-                requested.share,
-                packed.redistributed.get(name, 0),
-                realised.epochs,
-                requested.max_epochs,
-            )
+    return [
+        MixtureRow(
+            name,
+            packed.realised[name].tokens,
+            packed.realised[name].share,
+            packed.requested[name].share,
+            packed.redistributed.get(name, 0),
+            packed.realised[name].epochs,
+            packed.requested[name].max_epochs,
         )
-    return rows
+        for name in packed.sources
+    ]
 
 
 def mixture_tables(facts: Facts, digits: int = 2) -> list[Table]:
     """Tokens and shares of every source, with moved tokens if there are any; and of
     every source in every phase, if there are several.
     """
-    rows = [list(astuple(row)) for row in mixture_rows(facts)]
+    rows = mixture_rows(facts)
     share = f".{digits}%"
     shares = {"tokens": ",", "share": share, "requested": share}
-    columns = {"source": "", **shares, "moved": "+,", "epochs": ".2f", "at most": "g"}
-    moved = list(columns).index("moved")
-    for row in rows:
-        row[moved] = row[moved] or None
-    if not any(row[moved] for row in rows):
-        del columns["moved"]
-        for row in rows:
-            del row[moved]
-    tables = [table(columns, rows, MIXTURE_MEANINGS)]
+    moved = {"moved": "+,"} if any(row.moved for row in rows) else {}
+    columns = {"source": "", **shares, **moved, "epochs": ".2f", "at most": "g"}
+    cells = [
+        [
+            *astuple(row)[:4],
+            *([row.moved or None] if moved else []),
+            row.epochs,
+            row.max_epochs,
+        ]
+        for row in rows
+    ]
+    tables = [table(columns, cells, MIXTURE_MEANINGS)]
     phases = (facts.packed or Packed()).shares
     lines: list[Sequence[object]] = []
     begin = 0.0

@@ -94,7 +94,7 @@ def render_report(
         if name in facts.summaries
     ]
     # Prepared data stands before the trainings on it.
-    trains = [stage.requirements.torchrun for _, stage in stages]
+    trains = [stage.torchrun for _, stage in stages]
     first_training = trains.index(True) if True in trains else len(stages)
     candidates = [
         *document_sections(facts),
@@ -131,7 +131,7 @@ def stage_sections(facts: Facts, stages: ByName[Stage]) -> Iterator[Section]:
             part of the title.
     """
     for name, stage in stages.items():
-        for path in stage.display.report:
+        for path in stage.report:
             section: MaybeSection = imported(path)(facts, name)
             if section is not None:
                 yield (

@@ -32,7 +32,7 @@ def unreachable_models(
     answers = session.store.root / ANSWERS
     for name in session.unfinished(stages, force):
         node = session.plan[name]
-        models_of = node.stage.requirements.language_models
+        models_of = node.stage.language_models
         sections = (node.settings, models_of(session.part_of(name)))
         for _, model in parts_of(sections, AskedModel):
             # Imported here, since few runs call a model.

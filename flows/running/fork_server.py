@@ -47,31 +47,21 @@ class ForkServer:
         module: module to run, which gets the descriptor of a socket and serves it with
             `Server`.
         environment: variables added to this process's environment.
-        arguments: further arguments of the module.
     """
 
-    def __init__(
-        self,
-        module: str,
-        environment: Mapping[str, str] | None = None,
-        arguments: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._parent = os.getpid()
         self._has_forked = False
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={
-                    **dict.fromkeys(ONE_THREAD, "1"),
-                    **os.environ,
-                    **(environment or {}),
-                },
+                env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ, **environment},
             )
 
     @property

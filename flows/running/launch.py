@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -17,11 +18,10 @@ from gristmill.core.lease import LeaseLostError
 from gristmill.core.object_stores import until_interrupted
 from gristmill.core.secrets import mask_text
 from gristmill.flows.running.check_endpoints import unreachable_models
-from gristmill.flows.running.events import RunEnded, RunStarted, Subscriber, to_all
-from gristmill.flows.running.recorded_run import run_recorded
+from gristmill.flows.running.events import RunEnded, RunStarted, to_all
+from gristmill.flows.running.recorded_run import RunRequest, run_recorded
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.stage_server import StageServer
 from gristmill.mixtures.yaml_text import join_first
 
 STORE_ADVICE = {
@@ -35,24 +35,17 @@ STORE_ADVICE = {
 SHOWN_NAMES = 3
 """Unwritten files named in a message."""
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
-Run = Callable[
-    [Session, list[str], frozenset[str], Sequence[Subscriber], StageServer | None], Path
-]
+Run = Callable[[RunRequest], Path]
 """Function that runs stages, like `run_recorded`."""
 
 
-def launch(
-    session: Session,
-    stages: list[str],
-    force: frozenset[str],
-    subscribers: Sequence[Subscriber],
-    run: Run = run_recorded,
-) -> int:
+def launch(request: RunRequest, run: Run = run_recorded) -> int:
     """Run stages, publish the end, and return the exit code; see `run_stages`."""
-    emit = to_all(*subscribers)
-    emit(RunStarted(session.manifest_file, session.manifest.name, tuple(stages)))
+    session, emit = request.session, to_all(*request.subscribers)
+    name, stages = session.manifest.name, tuple(request.stages)
+    emit(RunStarted(session.manifest_file, name, stages))
     try:
-        folder = run_stages(session, stages, force, subscribers, run)
+        folder = run_stages(request, run)
     except (StageFailedError, LeaseLostError) as error:
         emit(RunEnded("failed", str(error)))
         return EXIT_STAGE_FAILED
@@ -64,28 +57,19 @@ def launch(
     return EXIT_DONE
 
 
-def run_stages(
-    session: Session,
-    stages: list[str],
-    force: frozenset[str],
-    subscribers: Sequence[Subscriber],
-    run: Run = run_recorded,
-) -> Path:
+def run_stages(request: RunRequest, run: Run = run_recorded) -> Path:
     """Run stages and return the run's folder; an interrupt first ends them so that they
     can resume.
 
     Args:
-        session: the opened manifest.
-        stages: stages to run, in order.
-        force: stages to rebuild.
-        subscribers: receive the run's events.
-        run: runs the stages.
+        run: runs the stages, once their server has started.
 
     Raises:
         StageFailedError: a stage failed, a model cannot be called, or the store cannot
             be used.
         LeaseLostError: another run took over a stage while this one was paused.
     """
+    session, stages, force = request.session, request.stages, request.force
     session.forget_kept(force)
     unreachable = unreachable_models(session, stages, force)
     if unreachable:
@@ -97,7 +81,7 @@ def run_stages(
             until_interrupted() as unwritten,
             session.stage_server(stages, force) as server,
         ):
-            return run(session, stages, force, subscribers, server)
+            return run(replace(request, server=server))
     except (Exception, KeyboardInterrupt) as error:
         if unwritten:
             raise KeyboardInterrupt(what_is_not_written(unwritten, session)) from error

@@ -38,4 +38,4 @@ def available_memory() -> int:
 
 def advise(stage: Stage) -> str:
     """Advice for a stage that ran out of memory."""
-    return SMALLER_BATCHES if stage.requirements.torchrun else FEWER_SHARDS
+    return SMALLER_BATCHES if stage.torchrun else FEWER_SHARDS

@@ -86,9 +86,9 @@ def check_libraries(
     if session.manifest.engine.lineage and not is_installed("openlineage"):
         missing["openlineage"] = {"engine.lineage": None}
     for name in session.unfinished(stages, force):
-        needs = session.plan[name].stage.requirements
+        stage = session.plan[name].stage
         section = steps[name].config if name in steps else session.part_of(name)
-        required = [*needs.libraries(section), *([(TORCH, "")] if needs.torch else [])]
+        required = [*stage.libraries(section), *([(TORCH, "")] if stage.torch else [])]
         for library, key in required:
             if not is_installed(library):
                 missing.setdefault(library, {})[key or name] = None

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -88,18 +89,15 @@ class ForkedProcess:
     """
 
     def __init__(self, forked: Forked) -> None:
-        self._code: int | None = None
+        self._end: Future[int] = Future()
         self.pid = forked.begun()
-
-        def wait() -> None:
-            self._code = forked.wait()
-
-        self._thread = threading.Thread(target=wait, daemon=True)
-        self._thread.start()
+        threading.Thread(
+            target=lambda: self._end.set_result(forked.wait()), daemon=True
+        ).start()
 
     def poll(self) -> int | None:
         """Exit code, once it has ended."""
-        return self._code
+        return self._end.result() if self._end.done() else None
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the exit code (negative: the signal that ended it).
@@ -107,11 +105,10 @@ class ForkedProcess:
         Raises:
             subprocess.TimeoutExpired: it has not ended in time.
         """
-        self._thread.join(timeout)
-        if self._code is None:
-            assert timeout is not None
-            raise subprocess.TimeoutExpired(str(self.pid), timeout)
-        return self._code
+        try:
+            return self._end.result(timeout)
+        except TimeoutError as error:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from error
 
 
 class StageProcess:

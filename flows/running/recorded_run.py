@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -25,35 +26,43 @@ DELAY_SECONDS = 0.2
 log = logging.getLogger("gristmill.report")
 
 
-def run_recorded(
-    session: Session,
-    stages: list[str],
-    force: frozenset[str],
-    subscribers: Sequence[Subscriber],
-    server: StageServer | None = None,
-    start: Start | None = None,
-) -> Path:
-    """Run stages, and return the folder of the run's record.
+@dataclass(frozen=True)
+class RunRequest:
+    """Stages to run.
 
-    Args:
+    Attributes:
         session: the opened manifest.
-        stages: stages to run, in order.
+        stages: in order.
         force: stages to rebuild.
         subscribers: receive the run's events, after the record.
         server: fork server of the stages.
+    """
+
+    session: Session
+    stages: list[str]
+    force: frozenset[str]
+    subscribers: Sequence[Subscriber]
+    server: StageServer | None = None
+
+
+def run_recorded(request: RunRequest, start: Start | None = None) -> Path:
+    """Run stages, and return the folder of the run's record.
+
+    Args:
         start: starts a stage; in a thread by default.
     """
+    session, force = request.session, request.force
     record = session.start_record()
     lineage: list[Subscriber] = []
     if session.manifest.engine.lineage:
         from gristmill.flows.running.lineage import LineageSender
 
         lineage = [LineageSender(session, record.content)]
-    emit = to_all(record.note, *subscribers, *lineage)
+    emit = to_all(record.note, *request.subscribers, *lineage)
     import_ahead = threading.Timer(DELAY_SECONDS, import_report)
-    if session.unfinished(stages, force):
+    if session.unfinished(request.stages, force):
         import_ahead.start()
-    runner = session.runner(emit, server)
+    runner = Runner(session, emit, request.server)
     num_workers = runner.engine.workers
     try:
         with (
@@ -67,7 +76,7 @@ def run_recorded(
                 return pool.submit(runner.run_stage, stage, stage in force, workers)
 
             run_jobs(
-                jobs_of(session.plan, stages, runner.engine),
+                jobs_of(session.plan, request.stages, runner.engine),
                 num_workers,
                 start_in_thread,
                 runner.processes.stop,

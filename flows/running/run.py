@@ -27,7 +27,7 @@ from gristmill.core.files import REPAIR, find_json, read_json, write_json
 from gristmill.core.lease import Lease, ProcessIdentity, acquire, running_owner
 from gristmill.core.progress import ProgressFile
 from gristmill.core.secrets import mask_secrets, mask_text, split_secrets
-from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, Store, remove_tree
+from gristmill.core.store import FINGERPRINT_CHARS, StageFolder, remove_tree
 from gristmill.dataprep.group_losses import describe_vanished
 from gristmill.flows.running.events import (
     Outcome,
@@ -46,11 +46,11 @@ from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
 from gristmill.flows.running.output_identities import (
     alias_of,
     find_alias,
-    settle_from_store,
 )
 from gristmill.flows.running.process import Event, StageProcess
+from gristmill.flows.running.session import Session
 from gristmill.flows.running.stage_server import StageServer, is_forkable
-from gristmill.flows.stages.plan import Node, Plan
+from gristmill.flows.stages.plan import Node
 from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.schema.guard import Guard
 from gristmill.mixtures.schema.pretrain import HOW_KEYS
@@ -119,25 +119,29 @@ class RunningProcesses:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runner of the stages of one plan in one store."""
+    """Runner of the stages of a session.
 
-    store: Store
-    plan: Plan
-    name: str
-    engine: Engine
+    Attributes:
+        session: an opened manifest.
+        emit: receives the events of stages.
+        server: forks stages if given.
+        processes: of the stages that run.
+    """
+
+    session: Session
     emit: Subscriber
-    resume_command: str
-    repair_command: str = REPAIR
-    gc_command: str = "gristmill gc"
-    losses_command: str = "gristmill losses"
-    guards: Mapping[str, Guard] = field(default_factory=dict)
     server: StageServer | None = None
     processes: RunningProcesses = field(default_factory=RunningProcesses)
     _settling: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def engine(self) -> Engine:
+        """Settings of the run."""
+        return self.session.manifest.engine
+
     def folder(self, stage: str) -> StageFolder:
         """Folder of a stage of the plan."""
-        return self.store.folder(stage, self.name, self.plan[stage].fingerprint)
+        return self.session.folder(stage)
 
     def run_stage(
         self, stage: str, force: bool = False, workers: int | None = None
@@ -155,16 +159,16 @@ class Runner:
                 more documents than its guard allows.
             LeaseLostError: another run took over the stage while this one was paused.
         """
-        node = self.plan[stage]
+        node = self.session.plan[stage]
         try:
             outcome = self._run_stage(node, force, workers or self.engine.workers)
             if alias_of(outcome.folder) != node.alias:
                 # later stages are named by the output's identity
                 with self._settling:
-                    settled = settle_from_store(self.plan, self.store, self.name)
-                    self.plan.update(settled)
-            if stage in self.guards:
-                self._check_losses(node, outcome.folder, self.guards[stage])
+                    self.session.settle()
+            guard = self.session.manifest.guards.get(stage)
+            if guard is not None:
+                self._check_losses(node, outcome.folder, guard)
             self.emit(StageFinished(node, outcome))
         except RunStoppedError:
             raise
@@ -180,11 +184,11 @@ class Runner:
         sentence = describe_vanished(folder.manifest()["summary"], guard)
         if not sentence or guard.action == "ignore":
             return
-        sentence += f"; see: {self.losses_command}"
+        sentence += f"; see: {self.session.command('losses')}"
         if guard.action == "error":
             raise StageFailedError(
                 f"{node.name}: {sentence}\n  its output is kept; change the step, or "
-                f"raise guard.max_loss, and resume with: {self.resume_command}"
+                f"raise guard.max_loss, and resume with: {self.session.resume_command}"
             )
         self.emit(StageWarning(node, sentence))
 
@@ -196,7 +200,7 @@ class Runner:
         if node.kept_version is not None and (force or not was_committed):
             raise StageFailedError(
                 f"{stage}: the kept output of version {node.kept_version} is "
-                f"{folder.state()}; start again with: {self.resume_command}"
+                f"{folder.state()}; start again with: {self.session.resume_command}"
             )
         if was_committed and not force:
             _end_cleaning(folder)
@@ -206,7 +210,7 @@ class Runner:
             if state != "committed":
                 raise StageFailedError(
                     f"{stage} needs the output of {name}, which is {state}; make "
-                    f"both with: {self.resume_command}"
+                    f"both with: {self.session.resume_command}"
                 )
         lease = self._acquire(node, folder, force, workers)
         if lease is None:
@@ -215,8 +219,9 @@ class Runner:
         if force and was_committed:
             # The old output stays in the trash until an equal one is committed.
             name = f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
-            replaced = StageFolder(self.store.trash / name)
-            self.store.trash.mkdir(parents=True, exist_ok=True)
+            trash = self.session.store.trash
+            trash.mkdir(parents=True, exist_ok=True)
+            replaced = StageFolder(trash / name)
             lease.release()
             folder.path.rename(replaced.path)
             lease = acquire(folder.path / "lease", lambda owner: None, lambda: True)
@@ -244,9 +249,7 @@ class Runner:
             def begin(owner: ProcessIdentity) -> None:
                 owners.append(owner)
                 self.emit(StageWaits(node, owner["host"], owner["pid"]))
-                if self.engine.nodes > 1 and (
-                    node.stage.requirements.torchrun or node.uses_workers
-                ):
+                if self.engine.nodes > 1 and (node.stage.torchrun or node.uses_workers):
                     _, secrets = split_secrets(self.describe(node, workers))
                     follower = partial(
                         StageProcess,
@@ -282,7 +285,7 @@ class Runner:
             raise StageFailedError(
                 mask_text(
                     f"{node.name}: its leading host has given up: {reason}\n  "
-                    f"resume with: {self.resume_command}"
+                    f"resume with: {self.session.resume_command}"
                 )
             )
         return lease
@@ -316,7 +319,7 @@ class Runner:
             record,
             summary,
             lease.commit,
-            lambda files: find_alias(self.store, node, files),
+            lambda files: find_alias(self.session.store, node, files),
         )
         alias = alias_of(folder)
         return Outcome(
@@ -335,7 +338,7 @@ class Runner:
         origins = {}
         # folders with annotations of the documents, which do not affect a training
         if node.stage.row_kind == "documents":
-            for name, other_node in self.plan.items():
+            for name, other_node in self.session.plan.items():
                 folder = self.folder(name)
                 is_origin = (
                     name in (INGEST, IMPORTED) or other_node.stage.step is not None
@@ -351,8 +354,10 @@ class Runner:
         intended = [] if step is None else step.intended_losses(node.settings)
         return {
             **self.header(node),
-            "intended_losses": intended if node.name in self.guards else None,
-            "launch": "torchrun" if node.stage.requirements.torchrun else "process",
+            "intended_losses": intended
+            if node.name in self.session.manifest.guards
+            else None,
+            "launch": "torchrun" if node.stage.torchrun else "process",
             "run": node.stage.run,
             "config": dict(node.config),
             "inputs": [
@@ -360,9 +365,7 @@ class Runner:
                 for name in node.inputs
             ],
             "trained": [
-                name
-                for name in node.inputs
-                if self.plan[name].stage.requirements.torchrun
+                name for name in node.inputs if self.session.plan[name].stage.torchrun
             ],
             "origins": origins,
             "engine": engine,
@@ -400,7 +403,7 @@ class Runner:
 
         server = self.server
         trains = server is not None and server.forks_trainings
-        if not is_forkable(self.plan, node.name, trains):
+        if not is_forkable(self.session.plan, node.name, trains):
             server = None
 
         def start(environment: Mapping[str, str]) -> StageProcess:
@@ -514,14 +517,14 @@ class Runner:
             reason = reason.partition(":")[2].strip()
         if error.get("type") in OUT_OF_MEMORY:
             reason = f"out of memory ({reason}): {advise(node.stage)}"
-        reason = reason.replace(REPAIR, self.repair_command)
+        reason = reason.replace(REPAIR, self.session.command("verify", "--repair"))
         if os.strerror(errno.ENOSPC) in reason:
             reason += (
                 f"; free some space on the disk of {folder.path} "
-                f"({self.gc_command} lists deletable outputs)"
+                f"({self.session.gc_command} lists deletable outputs)"
             )
         return mask_text(
-            f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.resume_command}"
+            f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.session.resume_command}"
         )
 
 

@@ -61,7 +61,7 @@ def jobs_of(plan: Plan, stages: Sequence[str], engine: Engine) -> list[Job]:
     for name in stages:
         stage = plan[name].stage
         needs = frozenset(plan[name].inputs) & set(stages)
-        if stage.requirements.torchrun:
+        if stage.torchrun:
             ranks = min(engine.num_ranks, engine.workers)
             jobs.append(Job(name, needs, ranks, ranks, trains=True))
         else:

@@ -6,22 +6,20 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.core.secrets import remember_secrets
 from gristmill.core.store import StageFolder, Store, store_at
 from gristmill.flows.running.allowed_code import refused_listings
-from gristmill.flows.running.events import Subscriber
 from gristmill.flows.running.output_identities import (
     forget_kept,
     keep_output,
     settle_from_store,
 )
 from gristmill.flows.running.preflight import find_problems, missing_files
-from gristmill.flows.running.run import Runner
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.stage_server import StageServer, stage_server
 from gristmill.flows.stages.plan import (
@@ -87,30 +85,12 @@ class Session:
         instances = self.plan[stage].stage.instances
         return self.manifest if instances is None else instances(self.manifest)[stage]
 
-    def runner(self, emit: Subscriber, server: StageServer | None = None) -> Runner:
-        """Runner of the plan's stages, which are forked from `server` if given."""
-        return Runner(
-            self.store,
-            self.plan,
-            self.manifest.name,
-            self.manifest.engine,
-            emit,
-            self.resume_command,
-            self.command("verify", "--repair"),
-            self.gc_command,
-            self.command("losses"),
-            self.manifest.guards,
-            server,
-        )
-
-    @contextmanager
     def stage_server(
         self, stages: Iterable[str], force: Collection[str]
-    ) -> Iterator[StageServer | None]:
+    ) -> AbstractContextManager[StageServer | None]:
         """Fork server for stages that are not made yet; see `running.stage_server`."""
         missing = self.unfinished(stages, force)
-        with stage_server(self.plan, missing, self.manifest.engine) as server:
-            yield server
+        return stage_server(self.plan, missing, self.manifest.engine)
 
     def keep(self, stages: Collection[str]) -> None:
         """Keep the committed outputs of some stages across a change of their versions,
@@ -123,7 +103,7 @@ class Session:
         for stage in self.plan:
             if stage in stages and self.committed(stage) is None:
                 keep_output(self.plan[stage], self.store, self.manifest.name)
-                self._settle()
+                self.settle()
 
     def forget_kept(self, stages: Collection[str]) -> None:
         """Stop keeping outputs of earlier versions of some stages, so that current ones
@@ -132,9 +112,10 @@ class Session:
         forget_kept(
             (self.plan[stage] for stage in stages), self.store, self.manifest.name
         )
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Name stages by the identities of outputs that the store has by now."""
         self.plan.update(settle_from_store(self.plan, self.store, self.manifest.name))
 
     def start_record(self) -> RunRecord:

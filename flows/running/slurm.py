@@ -52,7 +52,7 @@ def scripts_of(session: Session, allotment: Allotment, folder: Path) -> dict[str
     """
     scripts = {}
     for number, (name, node) in enumerate(session.plan.items(), 1):
-        if node.stage.requirements.torchrun:
+        if node.stage.torchrun:
             text = _training_script(session, name, allotment, folder)
         else:
             tasks = allotment.array if node.uses_workers else 1

@@ -11,7 +11,7 @@ A command that runs stages starts the server (`early_server`) before it reads th
 manifest, which takes as long as the imports, so both proceed in parallel. Modules of
 manifests are therefore imported where they are used.
 
-`python -m gristmill.flows.running.stage_server SOCKET MODULE...` is the server's side;
+`python -m gristmill.flows.running.stage_server SOCKET` is the server's side;
 `stage_server` is the client's.
 """
 
@@ -172,8 +172,7 @@ def stage_server(
 
     nodes = [plan[name] for name in stages if is_forkable(plan, name)]
     modules_per_stage = [
-        (node.stage.module, *node.stage.requirements.preload(node.settings))
-        for node in nodes
+        (node.stage.module, *node.stage.preload(node.settings)) for node in nodes
     ]
     if len(nodes) < FEWEST:
         _end_early()
@@ -251,14 +250,14 @@ def _end_early() -> None:
 def is_forkable(plan: Plan, stage: str, with_trainings: bool = False) -> bool:
     """True if a stage may start as a fork."""
     kind = plan[stage].stage
-    if kind.requirements.torchrun:
+    if kind.torchrun:
         return with_trainings
     return kind.run.startswith(FORKABLE)
 
 
 def main(argv: list[str]) -> None:
     """Import modules, and fork stages on request until the socket is closed."""
-    descriptor, *modules = argv
+    (descriptor,) = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(signal.SIGKILL)
     with without_collection(), warnings.catch_warnings():
@@ -269,7 +268,7 @@ def main(argv: list[str]) -> None:
         gc.freeze()
     with socket.socket(fileno=int(descriptor)) as requests:
         # The later modules are imported while the first stages work.
-        Server(requests, become_stage, modules or LATER).serve()
+        Server(requests, become_stage, LATER).serve()
 
 
 def become_stage(request: ForkRequest) -> int:

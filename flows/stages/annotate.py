@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gristmill.flows.stages.stage import (
-    Display,
     MeasuredColumns,
     PrepareStep,
     Problems,
@@ -95,10 +94,8 @@ STAGE = Stage(
     "gristmill.dataprep.user_code.annotate:run",
     preflight=preflight,
     step=PrepareStep(Annotate, columns),
-    display=Display(
-        report=(
-            "gristmill.flows.report.document_sections:own_code",
-            "gristmill.flows.report.document_sections:reader",
-        )
+    report=(
+        "gristmill.flows.report.document_sections:own_code",
+        "gristmill.flows.report.document_sections:reader",
     ),
 )

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gristmill.flows.stages.stage import (
-    Display,
     Library,
     MeasuredColumns,
     PrepareStep,
     Problems,
-    Requirements,
     Stage,
     place_of,
 )
@@ -64,11 +62,9 @@ STAGE = Stage(
     "gristmill.dataprep.cleaning.clean:run",
     preflight=preflight,
     step=PrepareStep(Clean, columns),
-    requirements=Requirements(libraries=libraries),
-    display=Display(
-        report=(
-            "gristmill.flows.report.document_sections:edits",
-            "gristmill.flows.report.document_sections:personal_data",
-        )
+    libraries=libraries,
+    report=(
+        "gristmill.flows.report.document_sections:edits",
+        "gristmill.flows.report.document_sections:personal_data",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Display, PrepareStep, Stage
+from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 STAGE = Stage(
@@ -20,5 +20,5 @@ STAGE = Stage(
         ],
         rules="gristmill.dataprep.decontamination.decontaminate:rules",
     ),
-    display=Display(report=("gristmill.flows.report.document_sections:contamination",)),
+    report=("gristmill.flows.report.document_sections:contamination",),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import (
-    Display,
     MeasuredColumns,
     PrepareStep,
     Problems,
@@ -59,7 +58,5 @@ STAGE = Stage(
             "against_locator",
         ],
     ),
-    display=Display(
-        report=("gristmill.flows.report.document_sections:duplicates",),
-    ),
+    report=("gristmill.flows.report.document_sections:duplicates",),
 )

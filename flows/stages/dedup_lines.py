@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Display, PrepareStep, Stage
+from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.steps.dedup import DedupLines
 
 STAGE = Stage(
@@ -13,7 +13,5 @@ STAGE = Stage(
         DedupLines,
         columns=lambda section: ["lines_removed", "removed_line_ratio", "edits"],
     ),
-    display=Display(
-        report=("gristmill.flows.report.document_sections:repeated_lines",)
-    ),
+    report=("gristmill.flows.report.document_sections:repeated_lines",),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gristmill.flows.stages import dedup
 from gristmill.flows.stages.stage import (
-    Display,
     MeasuredColumns,
     PrepareStep,
     Problems,
@@ -20,10 +19,12 @@ def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Probl
     missing packages.
     """
     yield from dedup.preflight(manifest, name, measured)
-    yield from wrong_with_vectors(manifest, name)
+    yield from wrong_with_vectors(manifest, name, measured)
 
 
-def wrong_with_vectors(manifest: Manifest, name: str) -> Problems:
+def wrong_with_vectors(
+    manifest: Manifest, name: str, measured: MeasuredColumns
+) -> Problems:
     """Yield problems with the files of a step's model, and missing packages."""
     from gristmill.dataprep.encoders.embeddings import check_embedder
     from gristmill.dataprep.encoders.model_folders import (
@@ -55,10 +56,8 @@ STAGE = Stage(
             "centroid",
         ],
     ),
-    display=Display(
-        report=(
-            "gristmill.flows.report.document_sections:duplicates",
-            "gristmill.flows.report.document_sections:reader",
-        ),
+    report=(
+        "gristmill.flows.report.document_sections:duplicates",
+        "gristmill.flows.report.document_sections:reader",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Display, PrepareStep, Stage
+from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 STAGE = Stage(
@@ -17,7 +17,5 @@ STAGE = Stage(
             "edits",
         ],
     ),
-    display=Display(
-        report=("gristmill.flows.report.document_sections:repeated_passages",)
-    ),
+    report=("gristmill.flows.report.document_sections:repeated_passages",),
 )

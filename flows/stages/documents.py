@@ -12,7 +12,6 @@ from gristmill.flows.stages.stage import (
     Configured,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
     always,
     documents,
@@ -76,11 +75,7 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
     for location, path in local.items():
         replacements[location] = os.path.relpath(path, common)
     for location, function in own_functions(manifest):
-        replacements[location] = (
-            f"./{function.file}:{function.name}"
-            if function.files
-            else function.reference
-        )
+        replacements[location] = function.written_again
         code |= function.files
     for location, value in replacements.items():
         _put(sections, location, value)
@@ -164,5 +159,5 @@ STAGE = Stage(
     documents(),
     preflight=preflight,
     no_estimate_reason="a sample has no complete files of documents",
-    requirements=Requirements(is_parallel=always),
+    is_parallel=always,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gristmill.flows.stages import reference
-from gristmill.flows.stages.stage import Display, TrainingStage
 from gristmill.flows.stages.trainings import torchrun_stage, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.posttraining import Dpo
@@ -21,7 +20,8 @@ STAGE = torchrun_stage(
     8,
     whole("dpo"),
     needs,
-    training=TrainingStage(Dpo, "examples"),
+    training=Dpo,
+    row_kind="examples",
     output="model",
-    display=Display(report=("gristmill.flows.report.finetuning:preference_effects",)),
+    report=("gristmill.flows.report.finetuning:preference_effects",),
 )

@@ -6,7 +6,6 @@ from gristmill.flows.stages import decontaminate
 from gristmill.flows.stages.sections import step_recipe, without
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     Stage,
 )
 from gristmill.flows.stages.trainings import data_needs, made_sets, whole
@@ -69,5 +68,5 @@ STAGE = Stage(
     "gristmill.train.stages.dpo_data:run",
     configure,
     needs,
-    display=Display(report=("gristmill.flows.report.finetuning:preferences",)),
+    report=("gristmill.flows.report.finetuning:preferences",),
 )

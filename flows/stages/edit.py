@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.annotate import preflight
-from gristmill.flows.stages.stage import Display, PrepareStep, Stage
+from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.steps.own_steps import Edit
 
 STAGE = Stage(
@@ -14,10 +14,8 @@ STAGE = Stage(
     step=PrepareStep(
         Edit, columns=lambda section: ["edits", "bytes_removed", "bytes_added"]
     ),
-    display=Display(
-        report=(
-            "gristmill.flows.report.document_sections:edits",
-            "gristmill.flows.report.document_sections:own_code",
-        )
+    report=(
+        "gristmill.flows.report.document_sections:edits",
+        "gristmill.flows.report.document_sections:own_code",
     ),
 )

@@ -14,11 +14,9 @@ from gristmill.flows.stages.sections import (
 )
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     Library,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
     only,
 )
@@ -83,16 +81,15 @@ STAGE = Stage(
     configure,
     only("tokenizer", "mix", *MODELS),
     preflight=preflight,
-    requirements=Requirements(torch=True, libraries=libraries),
-    display=Display(
-        topics={"evaluation": "evaluation.json"},
-        report=(
-            "gristmill.flows.report.evaluation:held_out",
-            "gristmill.flows.report.evaluation:tasks",
-            "gristmill.flows.report.evaluation:suites",
-            "gristmill.flows.report.evaluation:leaks",
-            "gristmill.flows.report.evaluation:canaries",
-            "gristmill.flows.report.evaluation:samples",
-        ),
+    torch=True,
+    libraries=libraries,
+    topics={"evaluation": "evaluation.json"},
+    report=(
+        "gristmill.flows.report.evaluation:held_out",
+        "gristmill.flows.report.evaluation:tasks",
+        "gristmill.flows.report.evaluation:suites",
+        "gristmill.flows.report.evaluation:leaks",
+        "gristmill.flows.report.evaluation:canaries",
+        "gristmill.flows.report.evaluation:samples",
     ),
 )

@@ -7,20 +7,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, without
+from gristmill.flows.stages.sections import (
+    dump,
+    name_outside_files,
+    seed_of,
+    with_listings,
+    without,
+)
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     Library,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
 )
+from gristmill.flows.stages.trainings import made_sets
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.rl import ModelReward
 from gristmill.mixtures.steps.asked_model import HOW
-from gristmill.mixtures.steps.examples import made_names, output_name
+from gristmill.mixtures.steps.examples import output_name
 
 
 def instances(manifest: Manifest) -> dict[str, Manifest]:
@@ -36,15 +41,12 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
     prompts and the checksums of requests that come with gristmill.
     """
     from gristmill.dataprep.examples.make_examples import templates_of
-    from gristmill.dataprep.examples.read_examples import examples_listing
 
     ((name, section),) = manifest.examples.items()
     config = dump(section)
-    data = [
-        {**without(entry, "path"), "listing": examples_listing(entry["path"])}
-        for entry in config["data"]
-    ]
-    settings = name_outside_files({**config, "data": data}, section, verify, ("data",))
+    settings = name_outside_files(
+        config | {"data": with_listings(config["data"])}, section, verify, ("data",)
+    )
     shipped = {
         key: template.sha256
         for key, (template, _, is_ours) in templates_of(section).items()
@@ -73,11 +75,7 @@ def _without_how(value: Any) -> Any:
 
 def needs(manifest: Manifest) -> list[str]:
     """Return the sets from which a set's prompts come."""
-    return [
-        output_name(name)
-        for section in manifest.examples.values()
-        for name in made_names([entry.path for entry in section.data])
-    ]
+    return made_sets(*manifest.examples.values())
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
@@ -129,10 +127,8 @@ STAGE = Stage(
     instances=instances,
     preflight=preflight,
     no_estimate_reason="the speed of a model's answers depends on its server",
-    requirements=Requirements(
-        libraries=libraries,
-        preload=lambda settings: ["httpx"],
-        language_models=lambda manifest: manifest.examples,
-    ),
-    display=Display(report=("gristmill.flows.report.llm_sections:made_examples",)),
+    libraries=libraries,
+    preload=lambda settings: ["httpx"],
+    language_models=lambda manifest: manifest.examples,
+    report=("gristmill.flows.report.llm_sections:made_examples",),
 )

@@ -11,7 +11,6 @@ from gristmill.flows.stages.stage import (
     Library,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
 )
 from gristmill.flows.stages.trainings import model_before
@@ -86,5 +85,6 @@ STAGE = Stage(
     configure,
     needs,
     preflight=preflight,
-    requirements=Requirements(torch=True, libraries=libraries),
+    torch=True,
+    libraries=libraries,
 )

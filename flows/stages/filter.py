@@ -9,13 +9,11 @@ from collections.abc import Iterable, Sequence
 from gristmill.dataprep.group_losses import IntendedLosses
 from gristmill.flows.stages.langid import model_name
 from gristmill.flows.stages.stage import (
-    Display,
     Library,
     Location,
     MeasuredColumns,
     PrepareStep,
     Problems,
-    Requirements,
     Stage,
     place_of,
 )
@@ -131,11 +129,10 @@ STAGE = Stage(
         rules="gristmill.dataprep.filters.replayed_rules:rules",
         intended_losses=intended_losses,
     ),
-    requirements=Requirements(libraries=libraries, preload=preload),
-    display=Display(
-        report=(
-            "gristmill.flows.report.document_sections:lengths",
-            "gristmill.flows.report.document_sections:rules_by_language",
-        )
+    libraries=libraries,
+    preload=preload,
+    report=(
+        "gristmill.flows.report.document_sections:lengths",
+        "gristmill.flows.report.document_sections:rules_by_language",
     ),
 )

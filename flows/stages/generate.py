@@ -22,10 +22,8 @@ from gristmill.flows.stages.sections import (
 )
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
     always,
 )
@@ -125,10 +123,8 @@ STAGE = Stage(
     configure,
     preflight=preflight,
     no_estimate_reason="the speed of a model's answers depends on its server",
-    requirements=Requirements(
-        preload=lambda settings: ["httpx"],
-        is_parallel=always,
-        language_models=lambda manifest: manifest.generated_sources,
-    ),
-    display=Display(report=("gristmill.flows.report.llm_sections:generated",)),
+    preload=lambda settings: ["httpx"],
+    is_parallel=always,
+    language_models=lambda manifest: manifest.generated_sources,
+    report=("gristmill.flows.report.llm_sections:generated",),
 )

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from gristmill.flows.stages.sections import dump, without
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     Library,
-    Requirements,
     Stage,
     always,
 )
@@ -87,11 +85,10 @@ STAGE = Stage(
     "gristmill.dataprep.readers.ingest:run",
     configure,
     needs,
-    requirements=Requirements(is_parallel=always, libraries=libraries),
-    display=Display(
-        report=(
-            "gristmill.flows.report.document_sections:damaged_files",
-            "gristmill.flows.report.document_sections:skipped_records",
-        )
+    is_parallel=always,
+    libraries=libraries,
+    report=(
+        "gristmill.flows.report.document_sections:damaged_files",
+        "gristmill.flows.report.document_sections:skipped_records",
     ),
 )

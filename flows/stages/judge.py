@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from gristmill.flows.stages.sections import without
 from gristmill.flows.stages.stage import (
-    Display,
     Location,
     MeasuredColumns,
     PrepareStep,
     Problems,
-    Requirements,
     Stage,
     place_of,
 )
@@ -75,6 +73,6 @@ STAGE = Stage(
         Judge, columns=lambda section: section.measured, recipe=asked_recipe
     ),
     no_estimate_reason="the speed of a model's answers depends on its server",
-    requirements=Requirements(preload=lambda settings: ["httpx"]),
-    display=Display(report=("gristmill.flows.report.llm_sections:judges",)),
+    preload=lambda settings: ["httpx"],
+    report=("gristmill.flows.report.llm_sections:judges",),
 )

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from pathlib import PurePath
 
 from gristmill.flows.stages.stage import (
-    Display,
     Location,
     MeasuredColumns,
     PrepareStep,
@@ -71,5 +70,5 @@ STAGE = Stage(
             ("domain", "language"),
         ],
     ),
-    display=Display(report=("gristmill.flows.report.document_sections:languages",)),
+    report=("gristmill.flows.report.document_sections:languages",),
 )

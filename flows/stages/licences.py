@@ -4,7 +4,7 @@ allowed.
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Display, PrepareStep, Stage
+from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.steps.licences import Licences
 
 STAGE = Stage(
@@ -12,5 +12,5 @@ STAGE = Stage(
     1,
     "gristmill.dataprep.licences.licences:run",
     step=PrepareStep(Licences, lambda section: ["spdx", "spdx_by"]),
-    display=Display(report=("gristmill.flows.report.document_sections:licences",)),
+    report=("gristmill.flows.report.document_sections:licences",),
 )

@@ -6,7 +6,6 @@ from gristmill.flows.stages.stage import (
     Configured,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
     only,
 )
@@ -53,5 +52,5 @@ STAGE = Stage(
     only("pretrain"),
     preflight=preflight,
     output="model",
-    requirements=Requirements(torch=True),
+    torch=True,
 )

@@ -6,10 +6,8 @@ from gristmill.flows.stages.ingest import MIXTURE_KEYS
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, without
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
     always,
     documents,
@@ -72,9 +70,7 @@ STAGE = Stage(
     documents("tokenizer", "tokenize", "import_tokens"),
     preflight=preflight,
     no_estimate_reason="a sample has too few tokens to be mixed",
-    requirements=Requirements(is_parallel=always),
-    display=Display(
-        topics={"packed": "packed.json"},
-        report=("gristmill.flows.report.mixture:mixture_section",),
-    ),
+    is_parallel=always,
+    topics={"packed": "packed.json"},
+    report=("gristmill.flows.report.mixture:mixture_section",),
 )

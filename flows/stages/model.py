@@ -10,7 +10,6 @@ from gristmill.flows.stages.stage import (
     Configured,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
     only,
 )
@@ -47,5 +46,5 @@ STAGE = Stage(
     only("tokenizer"),
     preflight=preflight,
     output="model",
-    requirements=Requirements(torch=True),
+    torch=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Display, PrepareStep, Stage
+from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.steps.opt_outs import OPT_OUT_RULES, OptOuts
 
 STAGE = Stage(
@@ -15,5 +15,5 @@ STAGE = Stage(
         rules="gristmill.dataprep.opt_outs.replayed_rules:rules",
         intended_losses=lambda section: [("domain", rule) for rule in OPT_OUT_RULES],
     ),
-    display=Display(report=("gristmill.flows.report.document_sections:opt_outs",)),
+    report=("gristmill.flows.report.document_sections:opt_outs",),
 )

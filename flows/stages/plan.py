@@ -79,9 +79,7 @@ class Node:
     @property
     def uses_workers(self) -> bool:
         """True if its work is divided among `engine.workers`."""
-        return self.stage.step is not None or self.stage.requirements.is_parallel(
-            dict(self.recipe)
-        )
+        return self.stage.step is not None or self.stage.is_parallel(dict(self.recipe))
 
 
 Plan = dict[str, Node]

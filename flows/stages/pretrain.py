@@ -9,26 +9,17 @@ from typing import Any
 
 from gristmill.core.files import as_path
 from gristmill.flows.stages.stage import (
-    Configured,
     MeasuredColumns,
     Problems,
-    TrainingStage,
     only,
 )
-from gristmill.flows.stages.trainings import recipe_of, torchrun_stage
+from gristmill.flows.stages.trainings import torchrun_stage, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.span_objectives import lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Kind
 from gristmill.mixtures.schema.model import Implementation
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.schema.tokenizer import Tokenizer
-
-
-def configure(manifest: Manifest, verify: bool) -> Configured | None:
-    """Return the whole section."""
-    if manifest.pretrain is None:
-        return None
-    return recipe_of("pretrain", manifest.pretrain, manifest, verify)
 
 
 def preflight(manifest: Manifest, name: str, measured: MeasuredColumns) -> Problems:
@@ -141,9 +132,10 @@ def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
 STAGE = torchrun_stage(
     "pretrain",
     7,
-    configure,
+    whole("pretrain"),
     only("tokenizer", "mix"),
     preflight=preflight,
-    training=TrainingStage(Pretrain, "documents"),
+    training=Pretrain,
+    row_kind="documents",
     output="model",
 )

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from gristmill.flows.stages.judge import asked_recipe, wrong_question
 from gristmill.flows.stages.stage import (
-    Display,
     Library,
     MeasuredColumns,
     PrepareStep,
     Problems,
-    Requirements,
     Stage,
     place_of,
 )
@@ -80,11 +78,10 @@ STAGE = Stage(
         columns=lambda section: [*section.scores, "perplexity_bucket"],
         recipe=recipe,
     ),
-    requirements=Requirements(libraries=libraries, preload=preload),
-    display=Display(
-        report=(
-            "gristmill.flows.report.document_sections:quality",
-            "gristmill.flows.report.llm_sections:judges",
-        )
+    libraries=libraries,
+    preload=preload,
+    report=(
+        "gristmill.flows.report.document_sections:quality",
+        "gristmill.flows.report.llm_sections:judges",
     ),
 )

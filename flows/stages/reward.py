@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
-    TrainingStage,
 )
 from gristmill.flows.stages.trainings import (
-    first_model,
     made_sets,
+    model_before,
     torchrun_stage,
     whole,
 )
@@ -37,12 +35,11 @@ def needs(manifest: Manifest) -> list[str]:
     that becomes a reward model.
     """
     has_own_data = manifest.reward is not None and manifest.reward.data is not None
-    start = "sft" if manifest.sft is not None else first_model(manifest)
     return [
         *([] if has_own_data else ["dpo_prepare"]),
         *made_sets(manifest.reward if has_own_data else manifest.dpo),
         "tokenizer",
-        start,
+        model_before("dpo", manifest),
     ]
 
 
@@ -51,6 +48,7 @@ STAGE = torchrun_stage(
     5,
     configure,
     needs,
-    training=TrainingStage(Reward, "examples"),
-    display=Display(report=("gristmill.flows.report.finetuning:reward_model",)),
+    training=Reward,
+    row_kind="examples",
+    report=("gristmill.flows.report.finetuning:reward_model",),
 )

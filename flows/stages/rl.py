@@ -5,10 +5,8 @@ from __future__ import annotations
 from gristmill.flows.stages.sections import without
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     MeasuredColumns,
     Problems,
-    TrainingStage,
 )
 from gristmill.flows.stages.trainings import (
     made_sets,
@@ -91,7 +89,8 @@ STAGE = torchrun_stage(
     configure,
     needs,
     preflight=preflight,
-    training=TrainingStage(Rl, "prompts"),
+    training=Rl,
+    row_kind="prompts",
     output="model",
-    display=Display(report=("gristmill.flows.report.training:reinforcement",)),
+    report=("gristmill.flows.report.training:reinforcement",),
 )

@@ -85,6 +85,16 @@ def name_outside_files(
     return pinned
 
 
+def with_listings(data: list[Recipe]) -> list[Recipe]:
+    """Return sets of examples with the listings of their files in place of paths."""
+    from gristmill.dataprep.examples.read_examples import examples_listing
+
+    return [
+        {**without(entry, "path"), "listing": examples_listing(entry["path"])}
+        for entry in data
+    ]
+
+
 def without(item: Recipe, *keys: str) -> Recipe:
     """Return the settings except some."""
     return {key: value for key, value in item.items() if key not in keys}

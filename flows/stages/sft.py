@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gristmill.flows.stages.stage import (
     Configured,
-    TrainingStage,
     only,
 )
 from gristmill.flows.stages.trainings import torchrun_stage, whole
@@ -16,9 +13,7 @@ from gristmill.mixtures.schema.posttraining import Tuning
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the training on packed examples."""
-    configured = part_of_section(
-        manifest, verify, lambda key, of_data: not of_data or key == "seed"
-    )
+    configured = part_of_section(manifest, verify, of_data=False)
     if configured is None:
         return None
     recipe, arguments = configured
@@ -31,13 +26,9 @@ def configure(manifest: Manifest, verify: bool) -> Configured | None:
 
 
 def part_of_section(
-    manifest: Manifest, verify: bool, is_wanted: Callable[[str, bool], bool]
+    manifest: Manifest, verify: bool, of_data: bool
 ) -> Configured | None:
-    """Return the keys of the section `sft` that its data, or its training, depend on.
-
-    Args:
-        is_wanted: (key, True if it is one of the data's) -> True if it is included.
-    """
+    """Return the keys of the section `sft` that its data, or its training, depend on."""
     from gristmill.mixtures.schema.posttraining import SftData
 
     configured = whole("sft")(manifest, verify)
@@ -47,7 +38,7 @@ def part_of_section(
         {
             key: value
             for key, value in part.items()
-            if is_wanted(key, key in SftData.model_fields)
+            if key == "seed" or (key in SftData.model_fields) == of_data
         }
         for part in configured
     )
@@ -59,6 +50,7 @@ STAGE = torchrun_stage(
     7,
     configure,
     only("tokenizer", "mix", "sft_data", "model", "pretrain", "merge", "teacher"),
-    training=TrainingStage(Tuning, "examples"),
+    training=Tuning,
+    row_kind="examples",
     output="model",
 )

@@ -8,7 +8,6 @@ from gristmill.flows.stages.sections import reads_of
 from gristmill.flows.stages.sft import part_of_section
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
     Stage,
 )
 from gristmill.flows.stages.trainings import data_needs, made_sets
@@ -17,9 +16,7 @@ from gristmill.mixtures.manifest import Manifest
 
 def configure(manifest: Manifest, verify: bool) -> Configured | None:
     """Return the settings that determine the packed examples."""
-    configured = part_of_section(
-        manifest, verify, lambda key, of_data: of_data or key == "seed"
-    )
+    configured = part_of_section(manifest, verify, of_data=True)
     if configured is None or manifest.sft is None or not manifest.sft.replay:
         return configured
     recipe, arguments = configured
@@ -42,5 +39,5 @@ STAGE = Stage(
     "gristmill.train.stages.sft_data:run",
     configure,
     needs,
-    display=Display(report=("gristmill.flows.report.finetuning:masks",)),
+    report=("gristmill.flows.report.finetuning:masks",),
 )

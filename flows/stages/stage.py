@@ -34,6 +34,8 @@ Problems = Iterator[tuple[Location, str]]
 """Locations in the manifest, and messages."""
 MeasuredColumns = Mapping[str, Sequence[str]]
 """Step of `prepare` -> the columns that it may measure."""
+RowKind = Literal["documents", "examples", "prompts"]
+"""Kind of things in the rows of a training."""
 Preflight = Callable[[Manifest, str, MeasuredColumns], Problems]
 """See `Stage.preflight`."""
 
@@ -80,61 +82,6 @@ class PrepareStep:
 
 
 @dataclass(frozen=True)
-class TrainingStage:
-    """A training whose steps can be traced to the rows that they read.
-
-    Attributes:
-        section: model of its recipe.
-        row_kind: kind of things in the rows.
-    """
-
-    section: type[Training]
-    row_kind: Literal["documents", "examples", "prompts"]
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """Software, services and workers that a stage uses.
-
-    Attributes:
-        torch: True if it computes with a model, for which the extra `train` is
-            installed.
-        torchrun: True if torchrun starts it on every rank: it uses the accelerators,
-            so only one such stage runs at a time.
-        libraries: (settings of a step, or the manifest) -> libraries of extras besides
-            torch.
-        preload: (settings of a step) -> modules that its work imports lazily; the
-            process from which stages are forked has them preloaded.
-        is_parallel: (recipe) -> True if its work is divided into shards for
-            `engine.workers`; ignored for a step of `prepare`, whose work always is.
-        language_models: (manifest) -> the part of it with the language models that it
-            asks; those of a step are in its settings.
-    """
-
-    torch: bool = False
-    torchrun: bool = False
-    libraries: Callable[[Any], Iterable[Library]] = lambda settings: ()
-    preload: Callable[[Any], Iterable[str]] = lambda settings: ()
-    is_parallel: Callable[[Recipe], bool] = lambda recipe: False
-    language_models: Callable[[Manifest], object] = lambda manifest: None
-
-
-@dataclass(frozen=True)
-class Display:
-    """Facts and sections of a stage in the report and the summary.
-
-    Attributes:
-        topics: topic, one of `TOPICS` in flows/report/facts.py -> JSON file of
-            the output with its facts.
-        report: `module:function` of each section besides counts, columns and losses:
-            (facts, name) -> Section (flows/pages/page_elements.py), or None.
-    """
-
-    topics: Mapping[str, str] = field(default_factory=dict)
-    report: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Stage:
     """A kind of work.
 
@@ -154,13 +101,30 @@ class Stage:
             there, step of `prepare` -> the columns that it may measure) -> locations
             and messages.
         step: set for a step of `prepare`.
-        training: set for a training whose steps can be traced.
+        training: model of its recipe, for a training whose steps can be traced to the
+            rows that they read.
+        row_kind: kind of things in these rows.
         output: kind of the output, if it is a model that can generate text, or
             prepared tuning examples.
         no_estimate_reason: reason why its time cannot be estimated from a sample of
             documents; None if it can.
-        requirements: software, services and workers that it uses.
-        display: its facts and sections in the report.
+        torch: True if it computes with a model, for which the extra `train` is
+            installed.
+        torchrun: True if torchrun starts it on every rank: it uses the accelerators,
+            so only one such stage runs at a time.
+        libraries: (settings of a step, or the manifest) -> libraries of extras besides
+            torch.
+        preload: (settings of a step) -> modules that its work imports lazily; the
+            process from which stages are forked has them preloaded.
+        is_parallel: (recipe) -> True if its work is divided into shards for
+            `engine.workers`; ignored for a step of `prepare`, whose work always is.
+        language_models: (manifest) -> the part of it with the language models that it
+            asks; those of a step are in its settings.
+        topics: topic, one of `TOPICS` in flows/report/facts.py -> JSON file of the
+            output with its facts.
+        report: `module:function` of each section of the report besides counts, columns
+            and losses: (facts, name) -> Section (flows/pages/page_elements.py), or
+            None.
     """
 
     name: str
@@ -171,11 +135,18 @@ class Stage:
     instances: Callable[[Manifest], Mapping[str, Manifest]] | None = None
     preflight: Preflight | None = None
     step: PrepareStep | None = None
-    training: TrainingStage | None = None
+    training: type[Training] | None = None
+    row_kind: RowKind | None = None
     output: Literal["model", "examples"] | None = None
     no_estimate_reason: str | None = None
-    requirements: Requirements = Requirements()
-    display: Display = Display()
+    torch: bool = False
+    torchrun: bool = False
+    libraries: Callable[[Any], Iterable[Library]] = lambda settings: ()
+    preload: Callable[[Any], Iterable[str]] = lambda settings: ()
+    is_parallel: Callable[[Recipe], bool] = lambda recipe: False
+    language_models: Callable[[Manifest], object] = lambda manifest: None
+    topics: Mapping[str, str] = field(default_factory=dict)
+    report: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -183,16 +154,11 @@ class Stage:
         return self.run.partition(":")[0]
 
     @property
-    def row_kind(self) -> Literal["documents", "examples", "prompts"] | None:
-        """Kind of things in the rows of a training whose steps can be traced."""
-        return None if self.training is None else self.training.row_kind
-
-    @property
     def timed_files(self) -> frozenset[str]:
         """Files of its output that record its speed: outputs are compared without
         them.
         """
-        return frozenset({"metrics.jsonl"} if self.requirements.torchrun else ())
+        return frozenset({"metrics.jsonl"} if self.torchrun else ())
 
 
 def place_of(manifest: Manifest, name: str) -> tuple[str, int, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from gristmill.flows.stages.sections import dump, name_outside_files
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
 )
 from gristmill.flows.stages.trainings import torchrun_stage
 from gristmill.mixtures.manifest import Manifest
@@ -47,5 +46,5 @@ STAGE = torchrun_stage(
     1,
     configure,
     needs,
-    display=Display(report=("gristmill.flows.report.finetuning:distillation",)),
+    report=("gristmill.flows.report.finetuning:distillation",),
 )

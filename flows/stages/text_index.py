@@ -7,7 +7,6 @@ from __future__ import annotations
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import (
     Configured,
-    Requirements,
     Stage,
     always,
     only,
@@ -31,5 +30,5 @@ STAGE = Stage(
     configure,
     only("mix"),
     no_estimate_reason="a sample is not mixed, so it has no rows",
-    requirements=Requirements(is_parallel=always),
+    is_parallel=always,
 )

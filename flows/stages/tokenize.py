@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gristmill.flows.stages.stage import (
     Configured,
-    Display,
-    Requirements,
     Stage,
     always,
     documents,
@@ -24,9 +22,7 @@ STAGE = Stage(
     "gristmill.tokenize.encoding.encode:run",
     configure,
     documents("tokenizer"),
-    requirements=Requirements(
-        preload=lambda settings: ["tokenizers", "gigatoken", "awkward"],
-        is_parallel=always,
-    ),
-    display=Display(report=("gristmill.flows.report.mixture:tokenizer_section",)),
+    preload=lambda settings: ["tokenizers", "gigatoken", "awkward"],
+    is_parallel=always,
+    report=("gristmill.flows.report.mixture:tokenizer_section",),
 )

@@ -10,7 +10,6 @@ from gristmill.flows.stages.stage import (
     Configured,
     MeasuredColumns,
     Problems,
-    Requirements,
     Stage,
     documents,
 )
@@ -131,8 +130,6 @@ STAGE = Stage(
     configure,
     needs,
     preflight=preflight,
-    requirements=Requirements(
-        preload=lambda settings: ["tokenizers"],
-        is_parallel=lambda recipe: "external" not in recipe,
-    ),
+    preload=lambda settings: ["tokenizers"],
+    is_parallel=lambda recipe: "external" not in recipe,
 )

@@ -15,21 +15,20 @@ from gristmill.flows.stages.sections import (
     name_outside_files,
     seed_of,
     step_recipe,
+    with_listings,
     without,
 )
 from gristmill.flows.stages.stage import (
     Configure,
     Configured,
-    Display,
     Library,
     MeasuredColumns,
     Needs,
     Preflight,
     PrepareStep,
     Problems,
-    Requirements,
+    RowKind,
     Stage,
-    TrainingStage,
     always,
 )
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
@@ -65,9 +64,10 @@ def torchrun_stage(
     configure: Configure,
     needs: Needs,
     preflight: Preflight | None = None,
-    training: TrainingStage | None = None,
+    training: type[Training] | None = None,
+    row_kind: RowKind | None = None,
     output: Literal["model"] | None = None,
-    display: Display | None = None,
+    report: tuple[str, ...] = (),
 ) -> Stage:
     """Return a stage that torchrun starts on every rank, with the function `run` of the
     file of its name; see `Stage`.
@@ -110,18 +110,17 @@ def torchrun_stage(
         needs,
         preflight=preflight_of_tuning if name in TUNINGS else preflight,
         training=training,
+        row_kind=row_kind,
         output=output,
         no_estimate_reason="the speed depends on the device and the model: for GPUs "
         "gristmill plan MANIFEST --gpus N estimates it",
-        requirements=Requirements(
-            torch=True,
-            torchrun=True,
-            libraries=libraries,
-            language_models=lambda manifest: getattr(
-                getattr(manifest, name, None), "teacher_endpoint", None
-            ),
+        torch=True,
+        torchrun=True,
+        libraries=libraries,
+        language_models=lambda manifest: getattr(
+            getattr(manifest, name, None), "teacher_endpoint", None
         ),
-        display=display or Display(),
+        report=report,
     )
 
 
@@ -165,13 +164,6 @@ def model_before(name: str, manifest: Manifest) -> str:
     )
 
 
-def first_model(manifest: Manifest) -> str:
-    """Return the stage of the model with which a run begins; for merged checkpoints the
-    merged model.
-    """
-    return model_before("sft", manifest)
-
-
 def data_needs(manifest: Manifest) -> list[str]:
     """Return the stages that determine the encoding and length of examples: the
     mixture, or the model without one.
@@ -199,42 +191,37 @@ def whole(name: str) -> Configure:
 
     def configure(manifest: Manifest, verify: bool) -> Configured | None:
         section = getattr(manifest, name)
-        return None if section is None else recipe_of(name, section, manifest, verify)
+        if section is None:
+            return None
+        # Other stages prepare and count examples.
+        config = dump(section, "prepare", "leaks") | {
+            "seed": seed_of(section, manifest)
+        }
+        if section.schedule.use is None and section.steps:
+            # The default warm-up depends on the steps, so the recipe has the result.
+            config["schedule"]["warmup_steps"] = section.schedule.warmup_of(
+                section.steps
+            )
+        if "data" in config:
+            from gristmill.dataprep.readers.sources import outside_listing
+
+            checkpoint = config["continue_from"]
+            recipe = {
+                **config,
+                "continue_from": checkpoint
+                and outside_listing(f"{name}.continue_from", checkpoint, verify),
+                "data": with_listings(config["data"]),
+            }
+        else:
+            recipe = name_outside_files(config, section, verify)
+        # Settings of the computation are not in fingerprints: the recipe has their
+        # defaults, whatever the manifest sets.
+        recipe |= section.how
+        return recipe, {
+            key: value for key, value in config.items() if recipe.get(key) != value
+        }
 
     return configure
-
-
-def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> Configured:
-    """Return the recipe of a training's section, and the further arguments of its
-    function.
-    """
-    # Other stages prepare and count examples.
-    config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
-    if section.schedule.use is None and section.steps:
-        # The default warm-up depends on the steps, so the recipe has the result.
-        config["schedule"]["warmup_steps"] = section.schedule.warmup_of(section.steps)
-    if "data" in config:
-        from gristmill.dataprep.examples.read_examples import examples_listing
-        from gristmill.dataprep.readers.sources import outside_listing
-
-        checkpoint = config["continue_from"]
-        recipe = {
-            **config,
-            "continue_from": checkpoint
-            and outside_listing(f"{name}.continue_from", checkpoint, verify),
-            "data": [
-                {**without(item, "path"), "listing": examples_listing(item["path"])}
-                for item in config["data"]
-            ],
-        }
-    else:
-        recipe = name_outside_files(config, section, verify)
-    # Settings of the computation are not in fingerprints: the recipe has their
-    # defaults, whatever the manifest sets.
-    recipe = {**recipe, **section.how}
-    return recipe, {
-        key: value for key, value in config.items() if recipe.get(key) != value
-    }
 
 
 def prepares_examples(name: str, version: int, section: str) -> Stage:
@@ -293,11 +280,9 @@ def prepares_examples(name: str, version: int, section: str) -> Stage:
         lambda manifest: made_sets(getattr(manifest, section)),
         preflight=preflight,
         output="examples",
-        requirements=Requirements(
-            is_parallel=always,
-            language_models=lambda manifest: getattr(
-                getattr(manifest, section), "prepare", ()
-            ),
+        is_parallel=always,
+        language_models=lambda manifest: getattr(
+            getattr(manifest, section), "prepare", ()
         ),
-        display=Display(report=("gristmill.flows.report.finetuning:preparation",)),
+        report=("gristmill.flows.report.finetuning:preparation",),
     )

@@ -17,7 +17,7 @@ from gristmill.core.files import read_json, read_json_lines
 from gristmill.core.lease import running_owner
 from gristmill.flows.running.events import RunNotice, Subscriber, to_all
 from gristmill.flows.running.launch import interruptible
-from gristmill.flows.running.run import StageFailedError
+from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.running.stage_server import StageServer, proxy_server
 from gristmill.flows.running.terminal import (
@@ -520,7 +520,7 @@ def run_in_sequence(
     the target. Stages are forked from `server` if given.
     """
     record = session.start_record()
-    runner = session.runner(to_all(record.note, emit), server)
+    runner = Runner(session, to_all(record.note, emit), server)
     with record.until_end():
         for stage in session.plan:
             if stage == PRETRAIN and target is not None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -219,11 +218,15 @@ def column_prefix(step: str) -> str:
 Judged = Literal["answer", "conversation"]
 
 
-@dataclass(frozen=True)
-class Judges:
-    """The part of an example that a step judges unless `judge` is set."""
-
-    part: Judged
+EXAMPLE_STEPS: dict[str, Judged] = {
+    "filter": "answer",
+    "dedup": "conversation",
+    "langid": "answer",
+    "decontaminate": "conversation",
+    "annotate": "answer",
+    "judge_pairs": "conversation",
+}
+"""Step for examples -> the part of an example that it judges unless `judge` is set."""
 
 
 class ExampleStep(Section):
@@ -236,12 +239,12 @@ class ExampleStep(Section):
     could not be mapped back to them.
     """
 
-    filter: Annotated[Filter | None, Judges("answer")] = None
-    dedup: Annotated[Dedup | None, Judges("conversation")] = None
-    langid: Annotated[LanguageId | None, Judges("answer")] = None
-    decontaminate: Annotated[Decontaminate | None, Judges("conversation")] = None
-    annotate: Annotated[Annotate | None, Judges("answer")] = None
-    judge_pairs: Annotated[JudgePairs | None, Judges("conversation")] = None
+    filter: Filter | None = None
+    dedup: Dedup | None = None
+    langid: LanguageId | None = None
+    decontaminate: Decontaminate | None = None
+    annotate: Annotate | None = None
+    judge_pairs: JudgePairs | None = None
     judge: Judged | None = None
     """`answer`: the assistant's messages, in a pair those of the chosen answer;
     `conversation`: all messages, in a pair the prompt and the chosen answer. `dedup`
@@ -262,18 +265,15 @@ class ExampleStep(Section):
         if unsupported:
             raise ValueError(
                 f"{unsupported[0]} is for documents only; examples have "
-                f"{', '.join(example_steps())}"
+                f"{', '.join(EXAMPLE_STEPS)}"
             )
         return entry
 
     def _problems(self) -> Iterator[str]:
-        if (
-            len([name for name in example_steps() if name in self.model_fields_set])
-            != 1
-        ):
+        if len(EXAMPLE_STEPS.keys() & self.model_fields_set) != 1:
             yield (
                 "write one step per entry, one of "
-                f"{', '.join(example_steps())}, beside `judge`"
+                f"{', '.join(EXAMPLE_STEPS)}, beside `judge`"
             )
         if self.decontaminate is not None and self.decontaminate.action != "drop":
             yield (
@@ -284,7 +284,7 @@ class ExampleStep(Section):
     @property
     def stage(self) -> str:
         """Name of the stage that judges, or compares."""
-        return next(name for name in example_steps() if name in self.model_fields_set)
+        return next(name for name in EXAMPLE_STEPS if name in self.model_fields_set)
 
     @property
     def config(self) -> Judging:
@@ -295,19 +295,7 @@ class ExampleStep(Section):
     @property
     def judged(self) -> Judged:
         """The part of an example that the step judges."""
-        return self.judge or example_steps()[self.stage]
-
-
-def example_steps() -> dict[str, Judged]:
-    """Return the steps for examples, with the part of an example that each of them
-    judges unless `judge` is set.
-    """
-    parts: dict[str, Judged] = {}
-    for name, field in ExampleStep.model_fields.items():
-        for marker in field.metadata:
-            if isinstance(marker, Judges):
-                parts[name] = marker.part
-    return parts
+        return self.judge or EXAMPLE_STEPS[self.stage]
 
 
 class Prepared(Section):

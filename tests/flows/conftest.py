@@ -20,9 +20,12 @@ from gristmill.flows.running.events import (
     StageWarning,
 )
 from gristmill.flows.running.run import Runner
+from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node, fingerprint
 from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.engine import Engine
+from gristmill.mixtures.schema.sources import Source
 
 TOY_STAGES = '''
 import os, signal, sys, time
@@ -184,19 +187,18 @@ def toy_runner(
     (modules / "gristmill_toy_stages.py").write_text(TOY_STAGES)
     monkeypatch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
 
-    def make(retries: int = 0, **configs: dict[str, Any]) -> Runner:
+    def make(engine: Engine | None = None, **configs: dict[str, Any]) -> Runner:
+        manifest = Manifest(
+            name="toy",
+            sources={"a": Source(path="letters/*.jsonl")},
+            engine=engine or Engine(retries=0),
+        )
         plan: dict[str, Node] = {}
         for name, config in configs.items():
             plan[name] = toy_node(
                 name, config, {earlier: plan[earlier].fingerprint for earlier in plan}
             )
-        return Runner(
-            Store.at(tmp_path / "store"),
-            plan,
-            "toy",
-            Engine(retries=retries),
-            Silent(),
-            "gristmill run toy.yaml",
-        )
+        store = Store.at(tmp_path / "store")
+        return Runner(Session(manifest, "toy.yaml", [], store, None, plan), Silent())
 
     return make
