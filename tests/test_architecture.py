@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 
-ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (*SUBPACKAGES, "gristmill")
 """Layers from the lowest to the highest; the last one only exports the package's public
 names.
@@ -166,8 +166,7 @@ def modules_loaded_by(code: str) -> set[str]:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    loaded = modules_loaded_by("import gristmill.flows.cli.main")
-    assert loaded & HEAVY == set()
+    assert modules_loaded_by("import gristmill.flows.cli.main") & HEAVY == set()
 
 
 @pytest.mark.slow

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import gristmill.mixtures
 from benchmarks import areas
 from benchmarks.areas import AREAS, MEASURES, measuring
 from benchmarks.checkout import ROOT
 from benchmarks.measuring import row
-from gristmill.flows.cli.main import app
+from tests.commands import call
 
 
 def test_every_area_names_functions_that_measure() -> None:
@@ -61,8 +60,7 @@ def test_floors_fail_if_a_row_fell_and_skip_absent_peers(
     monkeypatch.setitem(AREAS, "floors", ("absent", "present"))
     monkeypatch.setattr(areas, "measuring", measure)
     page = tmp_path / "floors.md"
-    process = CliRunner().invoke(app, ["bench", "floors", "--markdown", str(page)])
-    assert process.exit_code == code
+    process = call("bench", "floors", "--markdown", page, code=code)
     assert ("fell: speed" in process.output) == bool(code)
     assert "kenlm" in process.output
     assert page.read_text().splitlines()[4:] == [
@@ -94,6 +92,5 @@ def test_without_a_checkout_it_says_so(
     monkeypatch.setattr(
         gristmill.mixtures, "__path__", [str(tmp_path / "gristmill" / "mixtures")]
     )
-    process = CliRunner().invoke(app, ["bench", "train"])
-    assert process.exit_code == 2
+    process = call("bench", "train", code=2)
     assert "needs a checkout" in process.output

@@ -8,8 +8,10 @@ import json
 import random
 from pathlib import Path
 
+from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.corpus import WORDS, sentence
+from tests.train.jsonl import write_jsonl
 
 ATTACK = """<script>document.title = 'taken'</script>"><img src=x onerror="document.title = 'taken'">{{ 7 * 7 }}"""
 MANIFEST = """\
@@ -64,7 +66,7 @@ def write_project(folder: Path) -> Path:
         {"prompt": f"What is {WORDS[n % 40]}{ATTACK}?", "completion": sentence(random_)}
         for n in range(12)
     ]
-    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, [*chats, chats[0]])))
+    write_jsonl(folder / "chats.jsonl", [*chats, chats[0]])
     (folder / "browsed.yaml").write_text(MANIFEST)
     return folder / "browsed.yaml"
 
@@ -73,6 +75,6 @@ def make_run(folder: Path) -> Session:
     """Run all stages except training."""
     session = open_session(str(write_project(folder)), [], str(folder / "store"))
     for name, node in session.plan.items():
-        if not node.stage.requirements.torchrun:
-            session.runner(lambda event: None).run_stage(name)
+        if not node.stage.torchrun:
+            Runner(session, lambda event: None).run_stage(name)
     return session

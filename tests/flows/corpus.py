@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from tests.train.jsonl import write_jsonl
+
 WORDS = """
 the of and to in that have with be a is was for on as by at from this which are not but it or an
 were their river mountain window garden letter machine teacher evening village story winter summer
@@ -116,7 +118,7 @@ def write_examples(folder: Path) -> None:
             {"prompt": question, "chosen": answer, "rejected": sentence(random_)}
         )
     for name, rows in (("chats.jsonl", chats), ("pairs.jsonl", pairs)):
-        (folder / name).write_text("\n".join(json.dumps(row) for row in rows))
+        write_jsonl(folder / name, rows)
         os.utime(folder / name, (MODIFIED_AT, MODIFIED_AT))
 
 

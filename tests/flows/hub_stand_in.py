@@ -159,8 +159,7 @@ class Hub:
             return 404, {"error": "Revision not found", "code": "RevisionNotFound"}
         files = self.trees.get((name, commit), self.files[name])
         if verb == "paths-info":
-            request = json.loads(body)
-            return 200, self.infos(files, request["paths"])
+            return 200, self.infos(files, json.loads(body)["paths"])
         if verb == "tree":
             return self.tree(
                 files, "/".join(parts[6:]), "recursive=true" in path.lower()

@@ -12,7 +12,6 @@ import html
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.checkout import data_folder
 from gristmill.mixtures.schema.evaluation import Export
 from gristmill.train.models.weights import load_model, read_shape, save_model
 from gristmill.train.stages.export import write_folder
@@ -28,15 +28,9 @@ from tests.dataprep.small_models import WORDS, write_classifier, write_word_vect
 from tests.flows.corpus import prose, sentence, source_code
 from tests.flows.small_writer import small_writer
 from tests.flows.test_begin_anywhere import write_small_model, write_small_reward_model
+from tests.train.jsonl import write_jsonl
 
-MODEL = (
-    Path(__file__).resolve().parents[3]
-    / "shared"
-    / "data"
-    / "langid"
-    / "lid176"
-    / "lid.176.ftz"
-)
+MODEL = data_folder() / "langid" / "lid176" / "lid.176.ftz"
 """fastText's published language identification model; also serves as a recipe's
 classifier.
 """
@@ -257,15 +251,15 @@ def write_stand_ins(folder: Path) -> None:
             source_code(random_) if name in CODE else prose(random_)
             for _ in range(DOCUMENTS - 1)
         ]
-        write_lines(
+        write_jsonl(
             folder / f"{name}.jsonl", [{"text": text} for text in [*texts, texts[0]]]
         )
-    write_lines(
+    write_jsonl(
         folder / "long.jsonl", [{"text": prose(random_, 300)} for _ in range(6)]
     )
     pages = trouble(random_)
     write_pages(folder / "pages", pages)
-    write_lines(
+    write_jsonl(
         folder / "crawl.jsonl",
         [
             {"text": text, "url": f"https://pages.example/{name}"}
@@ -285,7 +279,7 @@ def write_stand_ins(folder: Path) -> None:
         "packed.js": "var a=1;" * 300,
         "made.py": "# auto-generated, do not edit\n" + source_code(random_),
     }
-    write_lines(
+    write_jsonl(
         folder / "files.jsonl",
         [{"text": text, "path": name} for name, text in files.items()],
     )
@@ -346,8 +340,7 @@ def languages(random_: random.Random) -> dict[str, str]:
             f"{language}-{number}": " ".join(sentences(language, 16, random_))
             for number in range(6)
         }
-        repeated_sentence = sentences(language, 1, random_)
-        pages[f"{language}-again"] = " ".join(repeated_sentence * 20)
+        pages[f"{language}-again"] = " ".join(sentences(language, 1, random_) * 20)
         pages[f"{language}-short"] = " ".join(sentences(language, 3, random_))
     return pages | {"english": prose(random_, 60)}
 
@@ -390,7 +383,7 @@ def write_examples(folder: Path) -> None:
         "seeds": [{"prompt": prompt} for prompt in prompts[:16]],
         "questions": [{"question": prompt, "answer": "#### 1"} for prompt in prompts],
     }.items():
-        write_lines(folder / f"{name}.jsonl", rows)
+        write_jsonl(folder / f"{name}.jsonl", rows)
     write_teacher(
         folder,
         [
@@ -420,11 +413,6 @@ def write_teacher(folder: Path, conversations: list[str]) -> None:
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
     save_model(folder / "taught", read_shape(folder / "trained"), weights)
     write_folder(folder / "taught", folder / "tokenizer", Export(), folder / "teacher")
-
-
-def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write a file of JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_pages(folder: Path, pages: dict[str, str]) -> None:

@@ -17,12 +17,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import gristmill
 from gristmill.core.lease import acquire
 from gristmill.dataprep.user_code.shuffled_words import shuffle_words
-from gristmill.flows.cli.main import app
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.sweeps import ablation, proxies
@@ -36,6 +34,7 @@ from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.ablation import Ablation
 from gristmill.mixtures.steps.filter import Filter
+from tests.commands import call
 
 MANIFEST = """\
 name: small
@@ -313,8 +312,7 @@ def planted(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def ablated(*options: str) -> Any:
     command = ["ablate", "small.yaml", "--arms=arms.yaml", "--store=store"]
-    result = CliRunner().invoke(app, [*command, *options])
-    assert result.exit_code == 0, result.output
+    result = call(*command, *options)
     return result
 
 

@@ -22,13 +22,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
 from gristmill.flows.pages import page_server
 from gristmill.flows.pages.access_token import AccessToken, SignIn
 from gristmill.flows.prefect.server_settings import keep_private
 from gristmill.flows.report.server import VARIABLE, report_link, serve_reports
+from tests.commands import call
 
 TOKEN = AccessToken.fresh(4300)
 
@@ -131,9 +130,7 @@ def test_browse_answers_only_at_its_printed_address(
         "--store",
         str(tmp_path / "store"),
     ]
-    address = (
-        CliRunner().invoke(app, arguments, catch_exceptions=False).output.split()[0]
-    )
+    address = call(*arguments, catch_exceptions=False, code=None).output.split()[0]
     client = TestClient(served[0], base_url=address.partition("/?")[0])
     assert client.get("/").status_code == 403
     assert client.get(address).status_code == 200

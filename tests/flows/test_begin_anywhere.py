@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.checkout import ROOT
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.trace import trace_step
+from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import UnknownStageError
 from gristmill.mixtures.loader import ManifestError, parse_manifest
@@ -40,6 +42,7 @@ from gristmill.train.models.weights import (
 )
 from gristmill.train.stages.export import write_folder
 from tests.tokenize.test_import_tokens import write_llmc, write_megatron
+from tests.train.jsonl import write_jsonl
 
 VOCAB = 320
 OWN_END = 7
@@ -144,9 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for number, text in enumerate(texts)
         ],
     }.items():
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows)
-        )
+        write_jsonl(folder / f"{name}.jsonl", rows)
     eos = load(tokenizer).eos
     documents = [
         [
@@ -172,7 +173,7 @@ def opened(folder: Path, text: str, until: str | None = None) -> Session:
 
 def made(session: Session) -> dict[str, dict[str, Any]]:
     """Run every stage; returns summaries by stage."""
-    runner = session.runner(lambda event: None)
+    runner = Runner(session, lambda event: None)
     for name in session.plan:
         runner.run_stage(name)
     return {name: session.folder(name).manifest()["summary"] for name in session.plan}
@@ -490,7 +491,7 @@ def test_until_rejects_a_stage_before_the_first_of_the_manifest(
 
 
 def test_every_manifest_of_the_page_is_valid() -> None:
-    page = Path(__file__).parents[2] / "docs" / "begin-anywhere.md"
+    page = ROOT / "docs" / "begin-anywhere.md"
     manifests = [
         block.partition("```")[0] for block in page.read_text().split("```yaml\n")[1:]
     ]

@@ -5,17 +5,17 @@ import shlex
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from gristmill.flows.cli.command_groups import EXAMPLES, GROUPS
 from gristmill.flows.cli.main import app
+from tests.commands import call
 
 
 @pytest.mark.parametrize(
     ("group", "title"), [([], "Run:"), (["mixtures"], "Commands:")]
 )
 def test_help_does_not_truncate_summaries_of_commands(group, title):
-    help_text = CliRunner().invoke(app, [*group, "--help"], terminal_width=60).output
+    help_text = call(*group, "--help", terminal_width=60).output
 
     commands = help_text.partition(title)[2].partition("Example:")[0]
     assert commands
@@ -29,13 +29,10 @@ def test_every_command_has_a_heading_and_an_example():
     assert sorted(grouped_commands) == sorted(get_command(app).commands), (
         "each command once"
     )
-    help_text = CliRunner().invoke(app, ["--help"], terminal_width=80).output
+    help_text = call("--help", terminal_width=80).output
     assert [title for title in GROUPS if f"\n{title}:\n" in help_text] == list(GROUPS)
     assert "Commands:" not in help_text
-    assert (
-        f"Example:\n    {EXAMPLES['look']}"
-        in CliRunner().invoke(app, ["look", "--help"]).output
-    )
+    assert f"Example:\n    {EXAMPLES['look']}" in call("look", "--help").output
 
 
 @pytest.mark.slow
@@ -55,8 +52,7 @@ def test_examples_use_options_and_arguments_of_their_command(example):
 def test_help_shows_no_python_types_of_options():
     commands = get_command(app).commands
     help_texts = {
-        name: CliRunner().invoke(app, [name, "--help"], terminal_width=200).output
-        for name in commands
+        name: call(name, "--help", terminal_width=200).output for name in commands
     }
 
     assert [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from gristmill.flows.pages.column_glossary import MEANINGS
 
-FLOWS = Path(__file__).resolve().parents[2] / "flows"
+FLOWS = ROOT / "flows"
 
 
 FORMAT = re.compile(r">|\+?,?(\.\d)?[fgd%]?")

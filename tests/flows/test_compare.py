@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.core.files import write_json
 from gristmill.core.store import Store
-from gristmill.flows.cli.main import app
 from gristmill.flows.pages.page_elements import inline_text
 from gristmill.flows.questions.compare import (
     ChangedKey,
@@ -23,6 +21,7 @@ from gristmill.flows.questions.compare import (
     stages_of,
 )
 from gristmill.flows.questions.what_changed import keyed
+from tests.commands import call
 
 FINGERPRINTS = {
     "ingest": "a" * 64,
@@ -188,10 +187,7 @@ def test_tables_fit_the_terminal(
     store: Store, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    result = CliRunner().invoke(
-        app, ["compare", "last-1", "last", f"--store={store.root}"]
-    )
-    assert result.exit_code == 0, result.output
+    result = call("compare", "last-1", "last", f"--store={store.root}")
     assert max(map(len, result.output.splitlines())) <= int(columns)
     assert "pretrain.steps  10     20" in result.output
     assert "10 -> 20" in result.output

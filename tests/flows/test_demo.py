@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from gristmill.core.store import read_runs, store_at
+from tests.commands import GRISTMILL
 
 SETTINGS = (
     "mix.tokens=200_000",
@@ -28,7 +28,8 @@ def test_demo_kills_resumes_and_answers(tmp_path: Path) -> None:
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     demo = subprocess.run(
         [
-            *(sys.executable, "-m", "gristmill.flows.cli.main", "demo"),
+            *GRISTMILL,
+            "demo",
             *("--store", str(tmp_path / "store"), *settings),
         ],
         cwd=tmp_path,

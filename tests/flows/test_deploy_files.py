@@ -14,9 +14,10 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from benchmarks.checkout import ROOT
 from gristmill.mixtures.schema.engine import Engine
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = ROOT / "deploy"
 
 
 def test_every_deployment_names_a_flow_with_its_parameters() -> None:

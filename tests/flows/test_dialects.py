@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
+from tests.commands import call
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -47,9 +47,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     texts += ["too short"] * 2 + [
         "\n".join(f"- {words(source, 30)}" for _ in range(10))
     ]
-    (folder / "texts.jsonl").write_text(
-        "\n".join(json.dumps({"text": text}) for text in texts)
-    )
+    write_jsonl(folder / "texts.jsonl", [{"text": text} for text in texts])
     (folder / "m.yaml").write_text("""\
 name: small
 sources: {web: {path: texts.jsonl}}
@@ -57,18 +55,12 @@ prepare: [{filter: {}}]
 engine: {workers: 1}
 """)
     arguments = [str(folder / "m.yaml"), "--store", str(folder / "store")]
-    result = CliRunner().invoke(
-        app, ["run", *arguments, "--until=ingest", "--no-ui"], catch_exceptions=False
-    )
-    assert result.exit_code == 0, result.output
+    call("run", *arguments, "--until=ingest", "--no-ui", catch_exceptions=False)
     return arguments
 
 
 def compared(arguments: list[str]) -> dict[str, Any]:
-    result = CliRunner().invoke(
-        app, ["dialects", *arguments, "--json"], catch_exceptions=False
-    )
-    assert result.exit_code == 0, result.output
+    result = call("dialects", *arguments, "--json", catch_exceptions=False)
     comparison: dict[str, Any] = json.loads(result.stdout)
     return comparison
 
@@ -112,9 +104,7 @@ def test_words_by_language_are_those_of_datatrove_alone(committed: list[str]) ->
 
 
 def test_the_table_fits_sixty_columns(committed: list[str]) -> None:
-    result = CliRunner(env={"COLUMNS": "60"}).invoke(
-        app, ["dialects", *committed], catch_exceptions=False
-    )
+    result = call("dialects", *committed, env={"COLUMNS": "60"}, catch_exceptions=False)
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 60
     assert [
@@ -125,9 +115,8 @@ def test_the_table_fits_sixty_columns(committed: list[str]) -> None:
 def test_missing_documents_error_names_the_command_to_run(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text")
     (tmp_path / "m.yaml").write_text("name: small\nsources: {web: {path: a.txt}}\n")
-    result = CliRunner().invoke(
-        app, ["dialects", str(tmp_path / "m.yaml"), "--store", str(tmp_path / "store")]
+    result = call(
+        "dialects", tmp_path / "m.yaml", "--store", tmp_path / "store", code=2
     )
-    assert result.exit_code == 2
     assert "no documents are read yet" in result.output
     assert "run" in result.output

@@ -12,11 +12,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.checkout import ROOT
 from tests.flows.doc_pages import BLOCK, run_command
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
-GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "documents.md"
+GUIDE = ROOT / "docs" / "documents.md"
 
 
 @pytest.fixture
@@ -33,11 +35,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "Too short.",
         texts[8] + "end",
     ]
-    (tmp_path / "data" / "a.jsonl").write_text(
-        "".join(
-            json.dumps({"text": text, "url": f"https://letters.org/{number}"}) + "\n"
+    write_jsonl(
+        tmp_path / "data" / "a.jsonl",
+        [
+            {"text": text, "url": f"https://letters.org/{number}"}
             for number, text in enumerate(texts)
-        )
+        ],
     )
     (tmp_path / "notes" / "one.txt").write_text(
         "A note about the river and the garden of the old house."

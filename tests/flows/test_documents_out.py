@@ -16,14 +16,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gristmill.dataprep.exporting import export_documents
-from gristmill.flows.cli.main import app
 from gristmill.flows.running.terminal import visible
 from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.loader import load_manifest
+from tests.commands import call
 from tests.flows.hub_stand_in import serve_hub
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -75,9 +76,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "text": f"The text of this letter would steer {STEERING} a terminal.",
         },
     ]
-    (folder / "data" / "a.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in rows)
-    )
+    write_jsonl(folder / "data" / "a.jsonl", rows)
     (folder / "notes" / "one.txt").write_text(
         "A note about the river and the garden of the old house."
     )
@@ -91,15 +90,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def invoke(project: Path, verb: str, *arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "60"}).invoke(
-        app,
-        [
-            verb,
-            str(project / "letters.yaml"),
-            *arguments,
-            "--store",
-            str(project / "store"),
-        ],
+    return call(
+        verb,
+        project / "letters.yaml",
+        *arguments,
+        "--store",
+        project / "store",
+        env={"COLUMNS": "60"},
+        code=None,
     )
 
 
@@ -339,8 +337,7 @@ def test_commands_without_documents_name_the_command_to_run(
         ["query", "SELECT 1"],
         ["export-documents", "--format=hf", f"--out={tmp_path}"],
     ):
-        outcome = CliRunner().invoke(app, [verb, manifest, *arguments, *store])
-        assert outcome.exit_code == 2
+        outcome = call(verb, manifest, *arguments, *store, code=2)
         assert re.search(
             r"no documents are read yet.*run .*--until ingest", outcome.output
         ), outcome.output
@@ -612,16 +609,13 @@ def test_corpus_ends_before_the_first_uncommitted_step(
     shutil.copytree(project / "store", tmp_path / "store")
     [filter_folder] = (tmp_path / "store" / "filter").iterdir()
     shutil.rmtree(filter_folder)
-    outcome = CliRunner().invoke(
-        app,
-        [
-            "query",
-            str(project / "letters.yaml"),
-            "DESCRIBE documents",
-            "--json",
-            "--store",
-            str(tmp_path / "store"),
-        ],
+    outcome = call(
+        "query",
+        project / "letters.yaml",
+        "DESCRIBE documents",
+        "--json",
+        "--store",
+        tmp_path / "store",
     )
     names = [row["column_name"] for row in json.loads(outcome.stdout)]
     assert "clean_mask_email" in names

@@ -23,12 +23,9 @@ from gristmill.flows.running.output_identities import (
     settle_from_store,
 )
 from gristmill.flows.running.run import Runner, StageFailedError
-from gristmill.flows.running.run_records import RunRecord, collect
-from gristmill.flows.running.session import Session
+from gristmill.flows.running.run_records import collect
 from gristmill.flows.stages.plan import Node, settle_plan
-from gristmill.flows.stages.stage import Requirements, Stage
-from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.schema.sources import Source
+from gristmill.flows.stages.stage import Stage
 
 Make = Callable[..., Runner]
 N = 3
@@ -42,31 +39,21 @@ def upgraded(toy_runner: Make) -> Callable[..., Runner]:
 
     def make(**versions: int) -> Runner:
         runner = toy_runner(first={"n": N}, second={})
+        session = runner.session
         for name, version in versions.items():
-            node = runner.plan[name]
-            runner.plan[name] = replace(
+            node = session.plan[name]
+            session.plan[name] = replace(
                 node, stage=replace(node.stage, version=version)
             )
-        settled = settle_from_store(
-            settle_plan(runner.plan, lambda node: node), runner.store, runner.name
-        )
-        runner.plan.update(settled)
+        session.plan.update(settle_plan(session.plan, lambda node: node))
+        session.settle()
         return runner
 
     return make
 
 
 def run(runner: Runner) -> list[str]:
-    return [runner.run_stage(stage).how for stage in list(runner.plan)]
-
-
-def session_of(runner: Runner) -> Session:
-    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
-    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
-
-
-def record_of(runner: Runner) -> RunRecord:
-    return session_of(runner).start_record()
+    return [runner.run_stage(stage).how for stage in list(runner.session.plan)]
 
 
 @pytest.mark.slow
@@ -77,15 +64,25 @@ def test_later_stages_are_reused_if_a_rebuilt_output_is_equal(
     assert run(original) == ["Completed", "Completed"]
     rebuilt = upgraded(first=2)
     assert run(rebuilt) == ["Completed", "Cached"]
-    assert rebuilt.plan["first"].fingerprint != original.plan["first"].fingerprint
-    assert rebuilt.plan["first"].identity == original.plan["first"].fingerprint
-    assert rebuilt.plan["second"].fingerprint == original.plan["second"].fingerprint
+    assert (
+        rebuilt.session.plan["first"].fingerprint
+        != original.session.plan["first"].fingerprint
+    )
+    assert (
+        rebuilt.session.plan["first"].identity
+        == original.session.plan["first"].fingerprint
+    )
+    assert (
+        rebuilt.session.plan["second"].fingerprint
+        == original.session.plan["second"].fingerprint
+    )
     assert run(upgraded(first=2)) == ["Cached", "Cached"]
     third = upgraded(first=3)
     assert run(third) == ["Completed", "Cached"]
-    assert third.plan["first"].identity == original.plan["first"].fingerprint, (
-        "an alias of an alias names the first"
-    )
+    assert (
+        third.session.plan["first"].identity
+        == original.session.plan["first"].fingerprint
+    ), "an alias of an alias names the first"
 
 
 @pytest.mark.slow
@@ -97,8 +94,11 @@ def test_later_stages_run_again_if_a_rebuilt_output_differs(
     monkeypatch.setenv("TOY_END", "\n")
     rebuilt = upgraded(first=2)
     assert run(rebuilt) == ["Completed", "Completed"]
-    assert rebuilt.plan["first"].alias == ""
-    assert rebuilt.plan["second"].fingerprint != original.plan["second"].fingerprint
+    assert rebuilt.session.plan["first"].alias == ""
+    assert (
+        rebuilt.session.plan["second"].fingerprint
+        != original.session.plan["second"].fingerprint
+    )
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_an_interrupted_run_keeps_the_identity_that_was_committed(
     monkeypatch.setattr("gristmill.core.lease.is_alive", lambda owner: False)
     resumed = upgraded(first=2)
     assert run(resumed) == ["Cached", "Cached"]
-    assert resumed.plan["first"].alias
+    assert resumed.session.plan["first"].alias
 
 
 @pytest.mark.slow
@@ -131,11 +131,13 @@ def test_waiting_host_adopts_the_committed_identity(upgraded: Make) -> None:
     first_host, second_host = upgraded(first=2), upgraded(first=2)
     first_host.run_stage("first")
     assert (
-        second_host.plan["second"].fingerprint != first_host.plan["second"].fingerprint
+        second_host.session.plan["second"].fingerprint
+        != first_host.session.plan["second"].fingerprint
     )
     assert run(second_host) == ["Cached", "Cached"]
     assert (
-        second_host.plan["second"].fingerprint == first_host.plan["second"].fingerprint
+        second_host.session.plan["second"].fingerprint
+        == first_host.session.plan["second"].fingerprint
     )
 
 
@@ -143,25 +145,26 @@ def test_waiting_host_adopts_the_committed_identity(upgraded: Make) -> None:
 def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
     old = upgraded()
     run(old)
-    record_of(old).save()
+    old.session.start_record().save()
     new = upgraded(first=2)
-    record = record_of(new)
-    for stage in list(new.plan):
-        record.note(StageFinished(new.plan[stage], new.run_stage(stage)))
+    record = new.session.start_record()
+    for stage in list(new.session.plan):
+        record.note(StageFinished(new.session.plan[stage], new.run_stage(stage)))
     assert (
-        record.content["stages"]["first"]["identity"] == old.plan["first"].fingerprint
+        record.content["stages"]["first"]["identity"]
+        == old.session.plan["first"].fingerprint
     )
     assert (
         record.content["stages"]["second"]["fingerprint"]
-        == old.plan["second"].fingerprint
+        == old.session.plan["second"].fingerprint
     )
-    assert collect(new.store, keep_runs=1, delete=True) == []
+    assert collect(new.session.store, keep_runs=1, delete=True) == []
     assert old.folder("first").state() == "committed"
     run(upgraded_again := upgraded(first=4, second=2))
-    record_of(upgraded_again).save()
+    upgraded_again.session.start_record().save()
     (removed,) = [
         path
-        for path, _ in collect(new.store, keep_runs=1, delete=False)
+        for path, _ in collect(new.session.store, keep_runs=1, delete=False)
         if path.parent.name == "first"
     ]
     assert removed == new.folder("first").path, (
@@ -176,10 +179,10 @@ def test_record_of_an_unfinished_run_names_outputs_after_a_cutoff(
     old = upgraded()
     run(old)
     new = upgraded(first=2)
-    record = record_of(new)
-    record.note(StageFinished(new.plan["first"], new.run_stage("first")))
+    record = new.session.start_record()
+    record.note(StageFinished(new.session.plan["first"], new.run_stage("first")))
     assert record.content["stages"]["second"] == {
-        "fingerprint": old.plan["second"].fingerprint
+        "fingerprint": old.session.plan["second"].fingerprint
     }
 
 
@@ -193,9 +196,9 @@ def test_forced_rerun_with_different_bytes_gets_a_new_identity(
     run(new)
     monkeypatch.setenv("TOY_END", "\n")
     old.run_stage("first", force=True)
-    assert old.plan["first"].identity not in {
-        old.plan["first"].fingerprint,
-        new.plan["first"].fingerprint,
+    assert old.session.plan["first"].identity not in {
+        old.session.plan["first"].fingerprint,
+        new.session.plan["first"].fingerprint,
     }
     assert old.run_stage("second").how == "Completed"
     assert run(upgraded(first=2)) == ["Cached", "Cached"]
@@ -204,12 +207,12 @@ def test_forced_rerun_with_different_bytes_gets_a_new_identity(
 @pytest.mark.slow
 def test_plan_names_the_stage_after_which_a_run_may_be_cut_off(upgraded: Make) -> None:
     run(upgraded())
-    rows = {row.stage: row for row in explain_plan(session_of(upgraded(first=2)))}
+    rows = {row.stage: row for row in explain_plan(upgraded(first=2).session)}
     assert rows["first"].cut_off_after is None
     assert rows["second"].cut_off_after == "first"
     assert all(
         row.cut_off_after is None
-        for row in explain_plan(session_of(upgraded(first=2, second=2)))
+        for row in explain_plan(upgraded(first=2, second=2).session)
     )
 
 
@@ -219,20 +222,19 @@ def test_kept_output_survives_a_version_change_until_forced(
 ) -> None:
     old = upgraded()
     run(old)
-    session = session_of(upgraded(first=2))
-    session.keep(["first"])
+    upgraded(first=2).session.keep(["first"])
     kept = upgraded(first=2)
     assert run(kept) == ["Cached", "Cached"]
-    record = record_of(kept)
+    record = kept.session.start_record()
     assert record.content["stages"]["first"] == {
-        "fingerprint": old.plan["first"].fingerprint,
+        "fingerprint": old.session.plan["first"].fingerprint,
         "kept": {"version": 1, "instead_of": 2},
     }
-    assert explain_plan(session_of(kept))[0].kept_version == 1
+    assert explain_plan(kept.session)[0].kept_version == 1
     record.save()
-    assert collect(kept.store, keep_runs=1, delete=True) == []
+    assert collect(kept.session.store, keep_runs=1, delete=True) == []
     assert run(upgraded(first=2)) == ["Cached", "Cached"]
-    session_of(again := upgraded(first=2)).forget_kept(["first"])
+    (again := upgraded(first=2)).session.forget_kept(["first"])
     assert run(again) == ["Completed", "Cached"]
 
 
@@ -242,7 +244,7 @@ def test_deleted_kept_output_is_rebuilt_by_the_current_version(
 ) -> None:
     old = upgraded()
     run(old)
-    session_of(kept := upgraded(first=2)).keep(["first"])
+    (kept := upgraded(first=2)).session.keep(["first"])
     (old.folder("first").data / "numbers.txt").unlink()
     with pytest.raises(StageFailedError):
         kept.run_stage("first")
@@ -254,9 +256,9 @@ def test_keep_rejects_other_settings_and_the_same_version(
 ) -> None:
     run(toy_runner(first={"n": N + 1}))
     for version in (1, 2):
-        runner = upgraded(first=version)
+        session = upgraded(first=version).session
         with pytest.raises(NothingToKeepError):
-            keep_output(runner.plan["first"], runner.store, runner.name)
+            keep_output(session.plan["first"], session.store, "toy")
 
 
 @pytest.mark.slow
@@ -264,14 +266,14 @@ def test_report_names_equal_outputs_and_versions_of_kept_ones(upgraded: Make) ->
     old = upgraded()
     run(old)
     run(new := upgraded(first=2))
-    node = new.plan["first"]
-    assert old.plan["first"].fingerprint[:16] in provenance(node)
+    node = new.session.plan["first"]
+    assert old.session.plan["first"].fingerprint[:16] in provenance(node)
     assert provenance(replace(node, alias="")) == ""
     assert "version 1" in provenance(replace(node, kept_version=1))
 
 
 def test_digest_of_a_training_ignores_timing_files() -> None:
-    training = Stage("pretrain", 1, "m:run", requirements=Requirements(torchrun=True))
+    training = Stage("pretrain", 1, "m:run", torchrun=True)
     files = {
         name: {"bytes": 1, "sha256": name}
         for name in ("metrics.jsonl", "model/model.safetensors")
@@ -302,9 +304,8 @@ def test_identities_are_committed_with_the_files_in_any_store(
         folder = store.folder("first", "toy", node.fingerprint)
         folder.begin({})
         (folder.data / "a").write_bytes(b"a")
-        header = {"fingerprint": node.fingerprint, "started": node.stage.version}
         folder.commit(
-            header,
+            {"fingerprint": node.fingerprint, "started": node.stage.version},
             {},
             find_alias=lambda files, node=node: find_alias(store, node, files),
         )

@@ -29,6 +29,7 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.encoding.encode import docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from tests.flows.conftest import Silent
+from tests.train.jsonl import write_jsonl
 
 ORDERS = int(os.environ.get("GRISTMILL_TEST_ORDERS", "5"))
 ENGLISH = """the of and to in that have with be was for on as by at from this which are not but were their river
@@ -69,9 +70,7 @@ def write_project(folder: Path, random_: random.Random) -> list[str]:
         random_.shuffle(parts)
         lines.append(json.dumps({"text": random_.choice(["\n", "\n\n\n"]).join(parts)}))
     (folder / "web.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    (folder / "items.jsonl").write_text(
-        "\n".join(json.dumps({"question": item}) for item in items)
-    )
+    write_jsonl(folder / "items.jsonl", [{"question": item} for item in items])
     return items
 
 
@@ -105,14 +104,7 @@ def write_manifest(folder: Path, order: list[str]) -> str:
 
 def run_here(session: Session) -> None:
     """Run all stages in this process, each from its `stage.json` alone."""
-    runner = Runner(
-        session.store,
-        session.plan,
-        session.manifest.name,
-        session.manifest.engine,
-        Silent(),
-        "gristmill",
-    )
+    runner = Runner(session, Silent())
     for name, node in session.plan.items():
         folder = runner.folder(name)
         if folder.state() != "committed":
@@ -221,18 +213,8 @@ def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(
     )
     manifest = write_manifest(tmp_path, ["dedup_substrings", "decontaminate", "clean"])
     session = open_session(manifest, [], str(tmp_path / "store"), "tokenize")
-    runner = Runner(
-        session.store,
-        session.plan,
-        "edits",
-        session.manifest.engine,
-        Silent(),
-        "gristmill",
-    )
-    description, stages = (
-        runner.describe(session.plan["tokenize"]),
-        ["ingest", "dedup_substrings", "decontaminate", "clean", "tokenizer"],
-    )
+    description = Runner(session, Silent()).describe(session.plan["tokenize"])
+    stages = ["ingest", "dedup_substrings", "decontaminate", "clean", "tokenizer"]
     write_json(tmp_path / "stage.json", description)
     written = read_json(tmp_path / "stage.json")
     assert list(read_inputs(written)) == stages

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
 from gristmill.flows.models.evaluate_model import print_evaluation
 from gristmill.mixtures.schema.model import Model
 from gristmill.tokenize.encoding.bpe import train
@@ -19,6 +17,7 @@ from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, save_model
+from tests.commands import call
 
 TASKS = """
 tasks:
@@ -58,10 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluate(folder: Path, tasks: Path, *options: str) -> dict[str, Any]:
     """Run `gristmill evaluate` on a model folder; returns its tasks."""
-    result = CliRunner().invoke(
-        app, ["evaluate", str(folder), f"--tasks={tasks}", "--json", *options]
-    )
-    assert result.exit_code == 0, result.output
+    result = call("evaluate", folder, f"--tasks={tasks}", "--json", *options)
     tasks: dict[str, Any] = json.loads(result.stdout)["tasks"]
     return tasks
 
@@ -93,12 +89,9 @@ def test_the_chat_template_is_applied_by_option_or_task(folder: Path) -> None:
 
 
 def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -> None:
-    result = CliRunner().invoke(
-        app,
-        ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml")],
-        env={"COLUMNS": "80"},
+    result = call(
+        "evaluate", folder, "--tasks", folder / "tasks.yaml", env={"COLUMNS": "80"}
     )
-    assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "acc_norm" in result.stdout
     assert re.search(r"\d\.\d{4} \[\d\.\d{4}, ", result.stdout)
@@ -120,20 +113,14 @@ def test_invalid_task_files_are_refused_with_the_reason(
     folder: Path, tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "tasks.yaml").write_text(text)
-    result = CliRunner().invoke(
-        app, ["evaluate", str(folder), "--tasks", str(tmp_path / "tasks.yaml")]
-    )
-    assert result.exit_code == 2
+    result = call("evaluate", folder, "--tasks", tmp_path / "tasks.yaml", code=2)
     assert message in result.output
 
 
 def test_folder_without_a_model_is_rejected_by_name(
     folder: Path, tmp_path: Path
 ) -> None:
-    result = CliRunner().invoke(
-        app, ["evaluate", str(tmp_path), "--tasks", str(folder / "tasks.yaml")]
-    )
-    assert result.exit_code == 2
+    result = call("evaluate", tmp_path, "--tasks", folder / "tasks.yaml", code=2)
     assert str(tmp_path / "config.json") in result.output.replace("\n", "")
 
 

@@ -9,14 +9,13 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.core.files import read_json, write_json
 from gristmill.flows import export_tokens
 from gristmill.flows.cli import application
 from gristmill.flows.cli import data as data_commands
-from gristmill.flows.cli import main as cli
 from gristmill.tokenize.packed import PackedSet
+from tests.commands import call
 from tests.packed_sets import write_packed_set
 
 LENGTH = 8
@@ -69,7 +68,7 @@ def opened(
 
 
 def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(cli.app, ["export-tokens", "m.yaml", *arguments])
+    return call("export-tokens", "m.yaml", *arguments, code=None)
 
 
 def test_rows_are_exported_in_pretraining_order(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.running.session import open_session
 from gristmill.mixtures.loader import ManifestError
+from tests.sessions import open_beside
 
 MANIFEST = """
 name: names
@@ -27,7 +27,7 @@ def opened(folder: Path, where: str) -> None:
     (folder / "web.txt").write_text("a text")
     (folder / "quality.bin").write_bytes(b"")
     (folder / "m.yaml").write_text(MANIFEST.format(where=where))
-    open_session(str(folder / "m.yaml"), [], str(folder / "store"))
+    open_beside(folder / "m.yaml")
 
 
 def test_unmeasured_column_is_rejected_with_its_line(
@@ -81,6 +81,6 @@ def test_dedup_keep_accepts_only_columns_measured_by_earlier_steps(
     with pytest.raises(
         ManifestError, match=rf"m\.yaml:9: prepare\S*dedup\S*: {message}"
     ):
-        open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))
+        open_beside(tmp_path / "m.yaml")
     (tmp_path / "m.yaml").write_text(text.replace(keep, "[words desc, length desc]"))
-    open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))
+    open_beside(tmp_path / "m.yaml")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from gristmill.flows.stages.plan import Plan, make_plan
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.loader import load_manifest
@@ -22,7 +23,7 @@ from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.schema.prepare import ExampleStep
 
 GOLDEN = Path(__file__).with_name("fingerprints.json")
-DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo-chat.yaml"
+DEMO = ROOT / "mixtures" / "demo-chat.yaml"
 MODIFIED_AT = 1_700_000_000
 FILES = {
     "prose/one.txt": "Some prose.",

@@ -15,13 +15,14 @@ import pytest
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.llm.answer_store import forget_answers
 from gristmill.dataprep.llm.lineage import LINEAGE, descendants
-from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import committed_corpus, committed_inputs
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.loader import ManifestError
 from tests.chat_endpoint import Does, Ended, Endpoint, Refuse
+from tests.sessions import open_beside, run_all
+from tests.train.jsonl import write_jsonl
 
 WORDS = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi "
@@ -74,9 +75,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def manifest(endpoint: Endpoint, tmp_path: Path) -> Path:
-    (tmp_path / "web.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    )
+    write_jsonl(tmp_path / "web.jsonl", [{"text": text} for text in TEXTS])
     return written(tmp_path, endpoint)
 
 
@@ -88,13 +87,8 @@ def written(folder: Path, endpoint: Endpoint, extra_settings: str = "") -> Path:
 
 
 def ran(manifest: Path) -> Session:
-    session = open_session(
-        str(manifest), [], str(manifest.parent / "store"), until="dedup"
-    )
-    assert (
-        launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
-        == 0
-    )
+    session = open_beside(manifest, until="dedup")
+    assert run_all(session) == 0
     return session
 
 
@@ -163,8 +157,7 @@ def test_generated_documents_have_lineage_in_explain_licences_and_report(
         == summary["kept"] + sum(summary["dropped"].values()) + summary["quarantined"]
     )
     assert summary["dropped"] == {"generate/empty": 2, "generate/cut": 2}
-    page = render_report(session, None).replace("<wbr>", "")
-    assert "Generated documents" in page
+    assert "Generated documents" in render_report(session, None).replace("<wbr>", "")
     for path in (manifest.parent / "store").rglob("*"):
         assert path.is_dir() or b"sk-a-key-of-nobody" not in path.read_bytes(), path
     # headers of the last source, which names no key
@@ -177,11 +170,9 @@ def test_child_of_several_parents_inherits_licences_and_is_taken_down_with_any_p
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     licences = ("MIT", "CC0-1.0")
-    (tmp_path / "web.jsonl").write_text(
-        "".join(
-            json.dumps({"text": text, "licence": licences[at % 2]}) + "\n"
-            for at, text in enumerate(TEXTS)
-        )
+    write_jsonl(
+        tmp_path / "web.jsonl",
+        [{"text": text, "licence": licences[at % 2]} for at, text in enumerate(TEXTS)],
     )
     (tmp_path / "join.j2").write_text(
         "Join\n{% for one in others %}{{ one }}\n{% endfor %}\n\nThe text:\n{{ text }}"
@@ -313,10 +304,7 @@ def test_refused_requests_are_quarantined_and_limited(
         else write(prompt, earlier_requests)
     )
     session = open_session(str(manifest), [], str(tmp_path / "store"), until="dedup")
-    assert (
-        launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
-        == 1
-    )
+    assert run_all(session) == 1
     assert "2 of 20 records (10.0%) could not be processed" in capsys.readouterr().err
     written(tmp_path, endpoint, "max_quarantined: 0.2")
     session = ran(manifest)
@@ -346,7 +334,7 @@ def test_invalid_generation_settings_are_rejected_before_any_work(
 ) -> None:
     manifest.write_text(manifest.read_text().replace(old, new))
     with pytest.raises(ManifestError, match=message):
-        open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
+        open_beside(manifest, until="dedup")
 
 
 def test_unreachable_model_and_missing_key_are_reported_before_any_stage_runs(
@@ -366,10 +354,7 @@ def test_unreachable_model_and_missing_key_are_reported_before_any_stage_runs(
     )
     store = manifest.parent / "store"
     session = open_session(str(manifest), [], str(store), until="dedup")
-    assert (
-        launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
-        == 1
-    )
+    assert run_all(session) == 1
     error_text = capsys.readouterr().err
     assert "generate: `api_key_env` of the model writer names $TAUGHT_KEY" in error_text
     assert (
@@ -390,7 +375,7 @@ def test_template_of_a_judge_of_parents_is_checked_before_any_work(
         f"prepare: [{{judge: {{model: {{endpoint: '{endpoint.url}', model: judge}}, template: wrong.j2}}}}]",
     )
     with pytest.raises(ManifestError, match=r"there is no 'txt'"):
-        open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
+        open_beside(manifest, until="dedup")
 
 
 @pytest.mark.parametrize(

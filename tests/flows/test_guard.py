@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.core.store import read_runs, store_at
-from gristmill.flows.cli.main import app
 from gristmill.flows.running.events import (
     RunEvent,
     StageFailed,
@@ -18,7 +16,11 @@ from gristmill.flows.running.events import (
     StageWarning,
 )
 from gristmill.flows.running.launch import launch
+from gristmill.flows.running.recorded_run import RunRequest
 from gristmill.flows.running.session import open_session
+from tests.commands import call
+from tests.sessions import open_beside
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -61,18 +63,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(30)
     ]
     for name, rows in (("calls", calls), ("prose", prose)):
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        write_jsonl(folder / f"{name}.jsonl", rows)
     (folder / "m.yaml").write_text(MANIFEST)
     return folder
 
 
 def run(folder: Path, *overrides: str) -> tuple[int, list[RunEvent]]:
     """Run the manifest, and return the exit code and all events."""
-    session = open_session(
-        str(folder / "m.yaml"), list(overrides), str(folder / "store")
-    )
+    session = open_beside(folder / "m.yaml", *overrides)
     events: list[RunEvent] = []
-    code = launch(session, list(session.plan), frozenset(), [events.append])
+    code = launch(RunRequest(session, list(session.plan), frozenset(), [events.append]))
     return code, events
 
 
@@ -89,16 +89,12 @@ def outcomes(events: list[RunEvent]) -> dict[str, str]:
 
 
 def losses(folder: Path, *options: str) -> dict[str, Any]:
-    result = CliRunner().invoke(
-        app,
-        [
-            *("losses", str(folder / "m.yaml"), "--store", str(folder / "store")),
-            *options,
-            "--json",
-        ],
+    result = call(
+        *("losses", folder / "m.yaml", "--store", folder / "store"),
+        *options,
+        "--json",
         catch_exceptions=False,
     )
-    assert result.exit_code == 0, result.output
     report: dict[str, Any] = json.loads(result.stdout)
     return report
 

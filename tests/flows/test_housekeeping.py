@@ -13,29 +13,19 @@ from gristmill.core.lease import acquire
 from gristmill.flows.questions.status import find_damage, repair_damage, stage_states
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.run_records import collect
-from gristmill.flows.running.session import Session
-from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.schema.sources import Source
+from tests.sessions import finish
 
 Make = Callable[..., Runner]
 
 
-def session_of(runner: Runner) -> Session:
-    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
-    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
-
-
-def finish(runner: Runner) -> Runner:
-    for stage in runner.plan:
-        runner.run_stage(stage)
-    return runner
-
-
 def record_run(runner: Runner, name: str) -> None:
     stages = {
-        stage: {"fingerprint": node.fingerprint} for stage, node in runner.plan.items()
+        stage: {"fingerprint": node.fingerprint}
+        for stage, node in runner.session.plan.items()
     }
-    write_json(runner.store.runs / name / "run.json", {"name": "toy", "stages": stages})
+    write_json(
+        runner.session.store.runs / name / "run.json", {"name": "toy", "stages": stages}
+    )
 
 
 @pytest.mark.slow
@@ -43,12 +33,12 @@ def test_gc_collects_only_outputs_unused_by_recent_runs(toy_runner: Make) -> Non
     old, new = finish(toy_runner(first={"n": 1})), finish(toy_runner(first={"n": 2}))
     record_run(old, "1")
     record_run(new, "2")
-    assert collect(new.store, keep_runs=2, delete=False) == []
-    ((path, size),) = collect(new.store, keep_runs=1, delete=False)
+    assert collect(new.session.store, keep_runs=2, delete=False) == []
+    ((path, size),) = collect(new.session.store, keep_runs=1, delete=False)
     assert path == old.folder("first").path
     assert size > 0
     assert old.folder("first").state() == "committed"
-    collect(new.store, keep_runs=1, delete=True)
+    collect(new.session.store, keep_runs=1, delete=True)
     assert (old.folder("first").state(), new.folder("first").state()) == (
         "missing",
         "committed",
@@ -60,12 +50,12 @@ def test_gc_keeps_outputs_being_written(toy_runner: Make) -> None:
     folder = runner.folder("first")
     folder.begin({})
     lease = acquire(folder.path / "lease", lambda owner: None, lambda: True)
-    assert collect(runner.store, keep_runs=1, delete=True) == []
+    assert collect(runner.session.store, keep_runs=1, delete=True) == []
     assert lease is not None
     lease.release()
-    assert [path for path, _ in collect(runner.store, keep_runs=1, delete=True)] == [
-        folder.path
-    ]
+    assert [
+        path for path, _ in collect(runner.session.store, keep_runs=1, delete=True)
+    ] == [folder.path]
 
 
 @pytest.mark.slow
@@ -73,7 +63,7 @@ def test_verify_withdraws_and_rebuilds_only_the_file_with_a_flipped_byte(
     toy_runner: Make,
 ) -> None:
     runner = finish(toy_runner(first={"n": 3}, second={}))
-    session, folder = session_of(runner), runner.folder("second")
+    session, folder = runner.session, runner.folder("second")
     kept = (folder.data / "0.txt").stat().st_mtime_ns
     (folder.data / "2.txt").write_bytes(b"5")
     damage = find_damage(session)
@@ -93,7 +83,7 @@ def test_status_distinguishes_committed_unfinished_running_and_missing(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 1}, second={})
-    session = session_of(runner)
+    session = runner.session
 
     def states() -> list[str]:
         return [row.state for row in stage_states(session)]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.checkout import ROOT
 from benchmarks.store_servers import object_store
 from gristmill.dataprep.runners.errors import MissingEngineError
 from tests.chat_endpoint import Endpoint
@@ -25,7 +26,6 @@ from tests.flows.doc_pages import BLOCK, MARKED, run_page
 from tests.flows.hub_stand_in import Hub, serve_hub
 from tests.needs_sandbox import skip_without_sandbox
 from tests.servers import prefect_home
-from tests.test_architecture import ROOT
 
 HOW_TO = ROOT / "docs" / "how-to"
 PAGES = sorted(path for path in HOW_TO.rglob("*.md") if path.name != "README.md")

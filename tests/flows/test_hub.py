@@ -6,7 +6,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
-from typer.testing import CliRunner
 
 from gristmill.core.files import as_path
 from gristmill.core.hub import HubFiles, at_commit, snapshot
@@ -29,9 +27,9 @@ from gristmill.dataprep.readers.sources import (
 )
 from gristmill.flows.authoring.new_manifest import source_name
 from gristmill.flows.cli.data import anchored
-from gristmill.flows.cli.main import app
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.schema.sources import Source
+from tests.commands import GRISTMILL, call
 from tests.flows.hub_stand_in import Hub, file_info, serve_hub
 
 TOKEN = "hf_thetokenofthesetests"
@@ -87,7 +85,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     """Run a command in a process of its own; returns its exit code and output."""
     process = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli.main", *arguments],
+        [*GRISTMILL, *arguments],
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
@@ -169,8 +167,7 @@ model:
     manifest = tmp_path / "m.yaml"
     manifest.write_text(text)
     hub.refusals = 1
-    outcome = CliRunner().invoke(app, ["lock", str(manifest)])
-    assert outcome.exit_code == 0, outcome.output
+    call("lock", manifest)
     locked = (
         text.replace("letters@main/data", f"letters@{newest}/data")
         .replace("letters,", f"letters@{newest},")
@@ -180,9 +177,9 @@ model:
     assert manifest.read_text() == locked
     hub.push("ann/letters", {**LETTERS, "data/a.jsonl": EDITED})
     hub.requests.clear()
-    assert CliRunner().invoke(app, ["lock", str(manifest)]).exit_code == 0
+    call("lock", manifest)
     assert (manifest.read_text(), hub.requests) == (locked, [])
-    assert CliRunner().invoke(app, ["lock", str(tmp_path / "no.yaml")]).exit_code == 2
+    call("lock", tmp_path / "no.yaml", code=2)
     # the paths of `look` and `new`
     tagged_model = anchored("hf://ann/model@v1.0")
     assert tagged_model == f"hf://ann/model@{tagged}"
@@ -210,8 +207,8 @@ def test_lock_leaves_the_manifest_as_it_is_if_a_revision_cannot_be_looked_up(
     manifest = tmp_path / "m.yaml"
     manifest.write_text(f"name: m\nsources: {{a: {{path: {path}}}}}\n")
     before = manifest.read_bytes()
-    outcome = CliRunner().invoke(app, ["lock", str(manifest)])
-    assert (outcome.exit_code, manifest.read_bytes()) == (2, before)
+    call("lock", manifest, code=2)
+    assert manifest.read_bytes() == before
 
 
 def test_refusals_of_the_rate_limit_are_waited_for(

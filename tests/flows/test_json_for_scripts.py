@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.core.store import Store
-from gristmill.flows.cli.main import app
 from gristmill.flows.running.session import open_session
+from tests.commands import call
 
 
 @pytest.fixture
@@ -23,9 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def printed(*arguments: str) -> object:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return json.loads(call(*arguments).stdout)
 
 
 def test_gc_lists_removable_outputs_with_their_size(project):
@@ -49,10 +46,7 @@ def test_gc_lists_removable_outputs_with_their_size(project):
 
 def test_verify_without_committed_outputs_reports_none(project):
     assert printed("verify", "a.yaml", "--json") == {"committed": [], "damage": {}}
-    assert (
-        "no stage is committed yet; run:"
-        in CliRunner().invoke(app, ["verify", "a.yaml"]).output
-    )
+    assert "no stage is committed yet; run:" in call("verify", "a.yaml").output
 
 
 def test_empty_lists_are_printed_as_json(project):
@@ -66,8 +60,7 @@ def test_empty_lists_are_printed_as_json(project):
 def test_status_has_the_newest_run_with_its_exit_code_and_report(project):
     assert printed("status", "a.yaml", "--json")["run"] is None
     record = open_session("a.yaml", [], None).start_record()
-    report = str(record.folder / "report.html")
-    run = {"run": record.folder.name, "report": report}
+    run = {"run": record.folder.name, "report": str(record.folder / "report.html")}
     assert printed("status", "a.yaml", "--json")["run"] == {
         **run,
         "state": "running",
@@ -86,7 +79,6 @@ def test_status_has_the_newest_run_with_its_exit_code_and_report(project):
 
 def test_metrics_are_printed_without_a_server(project):
     open_session("a.yaml", [], None).start_record()
-    result = CliRunner().invoke(app, ["runs", "--prometheus"])
-    lines = result.stdout.splitlines()
+    lines = call("runs", "--prometheus").stdout.splitlines()
     assert 'gristmill_run_state{name="a",state="running"} 1.0' in lines
     assert 'gristmill_stage_state{name="a",stage="ingest",state="waiting"} 1.0' in lines

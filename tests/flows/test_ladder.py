@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
 from gristmill.flows.running.events import Subscriber
 from gristmill.flows.sweeps import ladder
 from gristmill.flows.sweeps.ladder import Rung
@@ -23,6 +21,7 @@ from gristmill.flows.sweeps.scaling_law import (
     parameter_intervals,
 )
 from gristmill.mixtures.scaling.size_rules import model_of
+from tests.commands import call
 
 CHINCHILLA = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)
 """Hoffmann et al. 2022, equation 10."""
@@ -98,8 +97,7 @@ pretrain: {size: 500k, tokens_per_parameter: 0.5}
 
 
 def asked(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["ladder", "m.yaml", *arguments, "--store=store"])
-    assert result.exit_code == code, result.output
+    result = call("ladder", "m.yaml", *arguments, "--store=store", code=code)
     return result.output
 
 
@@ -144,7 +142,7 @@ def test_ladder_reports_the_error_of_its_prediction(
         "--tokens-per-parameter=0.02,0.06,0.2",
         "--json",
     )
-    outcome = CliRunner().invoke(app, ["ladder", "m.yaml", *options, "--store=store"])
+    outcome = call("ladder", "m.yaml", *options, "--store=store")
     report = json.loads(outcome.stdout)  # stdout is only JSON: progress goes to stderr
     assert [
         line for line in outcome.stderr.splitlines() if line.startswith("training")

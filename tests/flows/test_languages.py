@@ -12,10 +12,10 @@ import pytest
 
 from gristmill.dataprep.fasttext.fasttext_files import read_labels
 from gristmill.flows.questions.explain import find_threshold
-from gristmill.flows.running.session import open_session
 from gristmill.mixtures.base import RECIPE
 from gristmill.mixtures.loader import ManifestError, load_manifest
 from gristmill.mixtures.steps.filter import Filter
+from tests.sessions import open_beside
 
 MANIFEST = """
 name: several
@@ -56,7 +56,7 @@ def problems(folder: Path, langid: str, by_language: str) -> list[str]:
         MANIFEST.format(langid=langid, by_language=by_language)
     )
     try:
-        open_session(str(folder / "m.yaml"), [], str(folder / "store"))
+        open_beside(folder / "m.yaml")
     except ManifestError as error:
         return [f"{problem.key}: {problem.message}" for problem in error.problems]
     return []
@@ -146,7 +146,7 @@ model: {{path: model}}
 """
     (tmp_path / "m.yaml").write_text(manifest)
     with pytest.raises(ManifestError) as error:
-        open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))
+        open_beside(tmp_path / "m.yaml")
     messages = {
         problem.key: problem.message
         for problem in error.value.problems

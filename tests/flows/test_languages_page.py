@@ -4,17 +4,18 @@ languages.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.checkout import ROOT, data_folder
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from tests.flows.doc_pages import BLOCK, run_command
+from tests.train.jsonl import write_jsonl
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "languages.md"
-MODEL = PAGE.parents[2] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
+PAGE = ROOT / "docs" / "languages.md"
+MODEL = data_folder() / "langid" / "lid176" / "lid.176.ftz"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is missing"),
@@ -71,9 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "url": "https://de/long",
         }
     ]
-    (tmp_path / "data" / "web.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in rows)
-    )
+    write_jsonl(tmp_path / "data" / "web.jsonl", rows)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
     monkeypatch.delenv("GRISTMILL_STORE", raising=False)

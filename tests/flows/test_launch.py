@@ -12,16 +12,16 @@ import pytest
 
 from gristmill.flows.prefect import tracked_run
 from gristmill.flows.running import launch
-from gristmill.flows.running.events import RunEvent, RunNotice
-from gristmill.flows.stages.stage import Requirements
+from gristmill.flows.running.events import RunEvent, RunNotice, Subscriber
+from gristmill.flows.running.recorded_run import RunRequest
 
 
-def session() -> Any:
+def request(*subscribers: Subscriber) -> RunRequest:
     node = SimpleNamespace(
         settings=None,
-        stage=SimpleNamespace(instances=None, requirements=Requirements()),
+        stage=SimpleNamespace(instances=None, language_models=lambda manifest: None),
     )
-    return SimpleNamespace(
+    session: Any = SimpleNamespace(
         overrides=[],
         store_option=None,
         plan={"ingest": node, "filter": node},
@@ -33,6 +33,7 @@ def session() -> Any:
         stage_server=lambda stages, force: nullcontext(None),
         forget_kept=lambda stages: None,
     )
+    return RunRequest(session, ["ingest", "filter"], frozenset(), subscribers)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_run_handles_interrupts_unless_its_parent_ignores_them(
 
     original_handler = signal.signal(signal.SIGINT, inherited_handler)
     try:
-        code = launch.launch(session(), ["ingest", "filter"], frozenset(), [], run)
+        code = launch.launch(request(), run)
         assert code == launch.EXIT_DONE
         assert signal.getsignal(signal.SIGINT) is inherited_handler
     finally:
@@ -64,7 +65,7 @@ def test_every_error_of_the_run_is_raised() -> None:
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):
-        launch.launch(session(), ["ingest", "filter"], frozenset(), [], run)
+        launch.launch(request(), run)
 
 
 def test_prefect_runs_the_flow_only_with_a_server(
@@ -84,6 +85,6 @@ def test_prefect_runs_the_flow_only_with_a_server(
             monkeypatch.setattr(
                 f"gristmill.flows.{module}.{name}", lambda *_, name=name: Path(name)
             )
-        folder = tracked_run.run_tracked(session(), [], frozenset(), [events.append])
+        folder = tracked_run.run_tracked(request(events.append))
         assert folder.name == ("run_in_flow" if is_shown else "run_recorded")
     assert events == [RunNotice("where it is shown")] * 2

@@ -114,8 +114,7 @@ def test_running_owner_is_visible_to_other_processes(
 
 
 def test_a_lease_names_its_process_group(tmp_path: Path) -> None:
-    lease = take(tmp_path)
-    lease.name_child(os.getpid())
+    take(tmp_path).name_child(os.getpid())
     assert is_alive(read_json(tmp_path / "1.child.json"))
 
 

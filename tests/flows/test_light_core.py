@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import gristmill as gristmill_package
+from benchmarks.checkout import ROOT
 from gristmill.dataprep.readers import sources
 from gristmill.dataprep.runners.connections import connect
 from gristmill.dataprep.runners.errors import WorkerError
@@ -27,7 +28,7 @@ from gristmill.flows.running.missing_libraries import EXTRA_OF, check_libraries
 from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.schema.engine import BeamEngine
-from tests.test_architecture import LAYERS, ROOT
+from tests.test_architecture import LAYERS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MANIFEST = """\
@@ -66,11 +67,10 @@ def light(tmp_path: Path) -> Path:
 
 
 def done(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "PYTHONPATH": str(folder / "blocked")}
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env=variables,
+        env={**os.environ, "PYTHONPATH": str(folder / "blocked")},
         capture_output=True,
         text=True,
         check=False,
@@ -250,9 +250,7 @@ def test_every_stage_that_imports_torch_declares_it(light: Path) -> None:
     process = done(light, "-c", code)
     assert process.returncode == 0, process.stderr
     failing = dict(json.loads(process.stdout))
-    assert set(failing) == {
-        name for name, stage in STAGES.items() if stage.requirements.torch
-    }
+    assert set(failing) == {name for name, stage in STAGES.items() if stage.torch}
     assert set(failing.values()) == {"torch"}
 
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.llm.answer_store import KeptAnswers
-from gristmill.flows.cli.launch import launch
-from gristmill.flows.cli.main import app
 from gristmill.flows.pages.page_elements import Table
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.takedown import forget_taken_down
 from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.llm_sections import generated
-from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.session import Session
 from gristmill.tokenize.packed import PackedSet
 from tests.chat_endpoint import Endpoint
+from tests.commands import call
+from tests.sessions import open_beside, run_all
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -85,38 +85,26 @@ class Ran:
     grandchildren: dict[int, list[str]]
 
     def call(self, *words: str) -> str:
-        outcome = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(
-            app,
-            [
-                words[0],
-                str(self.manifest),
-                *words[1:],
-                "--store",
-                str(self.manifest.parent / "store"),
-            ],
+        outcome = call(
+            words[0],
+            self.manifest,
+            *words[1:],
+            "--store",
+            self.manifest.parent / "store",
+            env={"COLUMNS": "80", "TERM": "dumb"},
         )
-        assert outcome.exit_code == 0, outcome.output
         return outcome.stdout
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("family")
-    (folder / "web.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    )
+    write_jsonl(folder / "web.jsonl", [{"text": text} for text in TEXTS])
     (folder / "exam.jsonl").write_text(json.dumps({"text": EXAM}) + "\n")
     with Endpoint(write) as endpoint:
         (folder / "family.yaml").write_text(MANIFEST.format(url=endpoint.url))
-        session = open_session(
-            str(folder / "family.yaml"), [], str(folder / "store"), until="mix"
-        )
-        assert (
-            launch(
-                session, list(session.plan), frozenset(), tracked=False, summarise=False
-            )
-            == 0
-        )
+        session = open_beside(folder / "family.yaml", until="mix")
+        assert run_all(session) == 0
     inputs = committed_inputs(session)
     rows = [
         row
@@ -146,7 +134,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         for name in ("words", "asked")
     ]
     return Ran(
-        open_session(str(folder / "family.yaml"), [], str(folder / "store")),
+        open_beside(folder / "family.yaml"),
         folder / "family.yaml",
         dict(numbered_ids["web"]),
         *generations,
@@ -276,13 +264,10 @@ def test_takedown_deletes_stored_answers_and_gc_deletes_later_ones(
     answers.keep("ab" * 32, {"text": "of:stone7 again"}, ran.of_web[7])
     answers.close()
     store = ("--store", str(ran.manifest.parent / "store"))
-    assert (
-        json.loads(CliRunner().invoke(app, ["gc", *store, "--json"]).stdout)["answers"]
-        == 1
-    )
+    assert json.loads(call("gc", *store, "--json").stdout)["answers"] == 1
     assert (
         "answers about documents that were taken down: 1 can be deleted"
-        in CliRunner().invoke(app, ["gc", *store]).stdout
+        in call("gc", *store).stdout
     )
     assert b"stone7" in stored_answers()
     # the part of `gc --delete` that concerns answers

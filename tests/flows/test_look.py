@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.readers.sources import SourceError, find_files
@@ -31,10 +29,11 @@ from gristmill.flows.authoring.measured_sample import (
     rule_sets_for,
 )
 from gristmill.flows.authoring.try_function import take_sample
-from gristmill.flows.cli.main import app
 from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.schema.sources import DocumentFiles
+from tests.commands import call, finished
 from tests.dataprep.warc_records import http, record
+from tests.train.jsonl import write_jsonl
 
 MODEL = (
     Path(__file__).resolve().parents[3]
@@ -64,7 +63,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]
     folder = tmp_path / "data"
     folder.mkdir()
-    (folder / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_jsonl(folder / "web.jsonl", rows)
     (folder / "more.txt").write_text(words(99, 300))
     (folder / "picture.png").write_bytes(b"\x89PNG")
     monkeypatch.chdir(tmp_path)
@@ -75,8 +74,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["look", *arguments, "--seconds=200"])
-    assert result.exit_code == 0, result.output
+    result = call("look", *arguments, "--seconds=200")
     return result.stdout
 
 
@@ -134,14 +132,7 @@ def test_look_runs_without_torch(data: Path) -> None:
         "print(done.output); assert done.exit_code == 0\n"
         "assert not {'apache_beam', 'prefect'} & set(sys.modules)"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=data.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
+    process = finished([sys.executable, "-c", code], cwd=data.parent)
     assert "10 documents" in process.stdout
 
 
@@ -265,7 +256,7 @@ def test_a_folder_of_programs_gets_the_rules_for_programs(
 def test_estimated_text_of_a_mixed_folder_is_summed_over_formats(data: Path) -> None:
     """One file of many documents beside files of one document each."""
     rows = [{"text": words(seed, 200)} for seed in range(400)]
-    (data / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_jsonl(data / "web.jsonl", rows)
     for number in range(19):
         (data / f"a{number:02d}.txt").write_text(words(number, 100))
     assert sample_of(data, documents=100) < 400
@@ -288,8 +279,7 @@ def test_unreadable_record_is_reported_with_its_file(data: Path) -> None:
     output = look("data")
     assert "unreadable: empty.txt, record 1: empty file" in output
     (data / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}' * 99)[:20])
-    outcome = CliRunner().invoke(app, ["look", str(data / "cut.jsonl.gz")])
-    assert outcome.exit_code == 2
+    outcome = call("look", data / "cut.jsonl.gz", code=2)
     assert "can be read as jsonl: cut.jsonl.gz: .gz data" in " ".join(
         outcome.output.split()
     )
@@ -323,8 +313,7 @@ def test_source_without_text_is_rejected_with_a_short_message(tmp_path: Path) ->
     (tmp_path / "vocabulary.json").write_text(
         json.dumps({f"w{number}": number for number in range(5000)})
     )
-    result = CliRunner().invoke(app, ["look", str(tmp_path / "vocabulary.json")])
-    assert result.exit_code == 2
+    result = call("look", tmp_path / "vocabulary.json", code=2)
     assert "and 4,980 more; give a path" in " ".join(result.output.split())
     assert len(result.output) < 600
 

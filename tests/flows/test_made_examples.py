@@ -15,6 +15,7 @@ from gristmill.flows.questions.takedown import assess, write_takedown
 from gristmill.flows.questions.trace import trace_document
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.check_endpoints import unreachable_models
+from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.loader import ManifestError
 from gristmill.train.data.conversation_tokens import Chat
@@ -22,6 +23,8 @@ from gristmill.train.rl.prompts import read_prompts
 from tests.chat_endpoint import Does, Endpoint
 from tests.flows.small_writer import small_writer
 from tests.flows.test_begin_anywhere import made, write_small_model
+from tests.sessions import open_beside
+from tests.train.jsonl import read_jsonl, write_jsonl
 
 MANIFEST = """
 name: aligned
@@ -72,11 +75,12 @@ def write(prompt: str, earlier_requests: int) -> Does:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     write_small_model(folder)
-    (folder / "seeds.jsonl").write_text(
-        "".join(
-            json.dumps({"prompt": f"red {word} two blue", "licence": "CC0-1.0"}) + "\n"
+    write_jsonl(
+        folder / "seeds.jsonl",
+        [
+            {"prompt": f"red {word} two blue", "licence": "CC0-1.0"}
             for word in ("sky", "grass", "rose", "river", "stone", "one")
-        )
+        ],
     )
     return folder
 
@@ -91,12 +95,8 @@ def endpoint() -> Iterator[Endpoint]:
 def session(folder: Path, endpoint: Endpoint) -> Session:
     """A session whose stages before the first training are committed."""
     (folder / "aligned.yaml").write_text(MANIFEST.format(url=endpoint.url))
-    made(
-        open_session(
-            str(folder / "aligned.yaml"), [], str(folder / "store"), until="sft"
-        )
-    )
-    return open_session(str(folder / "aligned.yaml"), [], str(folder / "store"))
+    made(open_beside(folder / "aligned.yaml", until="sft"))
+    return open_beside(folder / "aligned.yaml")
 
 
 def opened(session: Session, *settings: str) -> Session:
@@ -168,10 +168,9 @@ def test_changed_example_set_rebuilds_only_its_readers(
     session: Session, endpoint: Endpoint
 ) -> None:
     def changed(*settings: str) -> set[str]:
-        changed_plan = opened(session, *settings).plan
         return {
             name
-            for name, node in changed_plan.items()
+            for name, node in opened(session, *settings).plan.items()
             if node.fingerprint != session.plan[name].fingerprint
         }
 
@@ -198,7 +197,7 @@ def test_changed_example_set_rebuilds_only_its_readers(
     )
     requests_before = endpoint.asked.copy()
     changed_session = opened(session, "examples.revised.cut=keep")
-    changed_session.runner(lambda event: None).run_stage("examples-revised")
+    Runner(changed_session, lambda event: None).run_stage("examples-revised")
     assert endpoint.asked == requests_before, "kept answers are not requested again"
 
 
@@ -264,12 +263,7 @@ def test_takedown_of_a_prompt_removes_everything_derived_from_it(
     )
     [seed] = json.loads(lines[0])["parents"]
     records = {
-        name: [
-            json.loads(line)
-            for line in (session.folder(f"examples-{name}").data / f"{name}.jsonl")
-            .read_text()
-            .splitlines()
-        ]
+        name: read_jsonl(session.folder(f"examples-{name}").data / f"{name}.jsonl")
         for name in ("answered", "revised", "compared")
     }
     assessment = assess(session, [seed, "f" * 32], with_duplicates=False)
@@ -309,7 +303,7 @@ def test_takedown_of_a_prompt_removes_everything_derived_from_it(
         "sft",
         "dpo",
     }
-    reduced_session.runner(lambda event: None).run_stage("examples-compared")
+    Runner(reduced_session, lambda event: None).run_stage("examples-compared")
     kept_text = (
         reduced_session.folder("examples-compared").data / "compared.jsonl"
     ).read_text()

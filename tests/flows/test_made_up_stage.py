@@ -5,7 +5,6 @@ command.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import DocumentCounts, stage_states
 from gristmill.flows.questions.what_changed import explain_plan
@@ -21,10 +19,12 @@ from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
 from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.report import render_report
-from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.session import Session
 from gristmill.flows.stages import registry
 from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema import prepare
+from tests.sessions import open_beside, run_all
+from tests.train.jsonl import write_jsonl
 
 STAGE_FILE = '''
 import os, signal
@@ -93,24 +93,14 @@ def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for register in (registry.STAGES, prepare.STEP_SECTIONS, prepare._ENTRIES):
         monkeypatch.setitem(register, stage.name, stage)  # undone after the test
     prepare.register_step(stage.name, stage.step.section)
-    (tmp_path / "web.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    )
+    write_jsonl(tmp_path / "web.jsonl", [{"text": text} for text in TEXTS])
     (tmp_path / "loud.yaml").write_text(MANIFEST)
     yield tmp_path / "loud.yaml"
     monkeypatch.delitem(sys.modules, "made_up_shouting")
 
 
 def opened(manifest: Path, *overrides: str, until: str = "shouting") -> Session:
-    return open_session(
-        str(manifest), list(overrides), str(manifest.parent / "store"), until=until
-    )
-
-
-def ran(session: Session) -> int:
-    return launch(
-        session, list(session.plan), frozenset(), tracked=False, summarise=True
-    )
+    return open_beside(manifest, *overrides, until=until)
 
 
 @pytest.mark.slow
@@ -123,17 +113,16 @@ def test_stage_is_run_listed_explained_replayed_and_reported(
         "never made",
         "never made",
     ]
-    assert ran(session) == 0
+    assert run_all(session) == 0
     assert "shouting Completed" in capsys.readouterr().out
-    assert ran(session) == 0
+    assert run_all(session) == 0
     assert "shouting Cached" in capsys.readouterr().out
 
     rows_by_stage = {row.stage: row for row in stage_states(session)}
     assert rows_by_stage["shouting"].documents == DocumentCounts(
         read=3, kept=2, quarantined=0, dropped={"shouting/max_capital_share": 1}
     )
-    facts = gather_facts(session)
-    assert [(row.stage, row.kept) for row in facts.funnel] == [
+    assert [(row.stage, row.kept) for row in gather_facts(session).funnel] == [
         ("ingest", 3),
         ("shouting", 2),
     ]
@@ -167,9 +156,9 @@ def test_killed_stage_is_resumed(
     loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DIE_ONCE", "1")
-    assert ran(opened(loud, "engine.retries=0")) == 1
+    assert run_all(opened(loud, "engine.retries=0")) == 1
     assert "shouting: its process was killed" in capsys.readouterr().err
-    assert ran(opened(loud, "engine.retries=0")) == 0
+    assert run_all(opened(loud, "engine.retries=0")) == 0
     assert "shouting Resumed" in capsys.readouterr().out
 
 

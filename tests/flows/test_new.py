@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.readers.sources import SourceError
@@ -28,13 +28,14 @@ from gristmill.flows.authoring.new_manifest import (
     write_manifest,
 )
 from gristmill.flows.authoring.page_text import is_html
-from gristmill.flows.cli.main import app
 from gristmill.mixtures.loader import ManifestError, load_manifest, parse_manifest
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.sources import Paragraphs
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.train.models.model_config import shape_of
+from tests.commands import call
 from tests.dataprep.binary_documents import make_pdf
+from tests.train.jsonl import write_jsonl
 
 MODEL = (
     Path(__file__).resolve().parents[3]
@@ -72,7 +73,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def run_new(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["new", *arguments])
+    return call("new", *arguments, code=None)
 
 
 def test_manifest_is_written_for_three_kinds_of_data(
@@ -149,7 +150,7 @@ def test_books_are_split_and_url_fields_become_ids(tmp_path: Path) -> None:
     rows = [
         {"url": f"https://example.org/{number}", "text": PROSE} for number in range(3)
     ]
-    (tmp_path / "pages.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_jsonl(tmp_path / "pages.jsonl", rows)
     (tmp_path / "book.txt").write_text("\n\n".join([PROSE] * 500))
     sources = (f"--source={tmp_path / name}" for name in ("book.txt", "pages.jsonl"))
     result = run_new(str(tmp_path / "m.yaml"), "--name=m", *sources)
@@ -177,7 +178,7 @@ def test_written_manifest_runs_and_identifies_languages_before_filtering(
             german,
         )
     ]
-    (tmp_path / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_jsonl(tmp_path / "web.jsonl", rows)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
     language_options = [f"--language={language}" for language in languages]
@@ -188,8 +189,7 @@ def test_written_manifest_runs_and_identifies_languages_before_filtering(
         == 0
     )
     assert ("none is dropped" in (tmp_path / "m.yaml").read_text()) == (not languages)
-    outcome = CliRunner().invoke(app, ["run", "m.yaml", "--until=filter", "--no-ui"])
-    assert outcome.exit_code == 0, outcome.output
+    call("run", "m.yaml", "--until=filter", "--no-ui")
     (langid_table,), (filter_table,) = (
         (tmp_path / "gristmill-store" / stage).glob("*/data/part-*.parquet")
         for stage in ("langid", "filter")
@@ -329,9 +329,9 @@ def test_rows_without_the_text_field_get_a_remark_and_a_damaged_file_is_passed_o
     tmp_path: Path,
 ) -> None:
     rows = [{"text": "some text"}, {"text": "more text"}, {"title": "none"}]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_jsonl(tmp_path / "a.jsonl", rows)
     rows = [{"text": "some text"}] * 3
-    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_jsonl(tmp_path / "b.jsonl", rows)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1" + bytes(100))
     look = look_at("a", str(tmp_path))
     assert look.text_field is None
@@ -463,7 +463,7 @@ def test_output_of_olmocr_is_recognised(tmp_path: Path) -> None:
         for number in range(3)
     ]
     path = tmp_path / "output.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(path, rows)
     look = look_at("a", str(path))
     assert look.id_field == "metadata.Source-File"
     assert "attributes.pdf_page_numbers" in look.metadata_fields

@@ -23,12 +23,10 @@ from gristmill.flows.running.missing_libraries import (
     MissingLibraryError,
     check_libraries,
 )
-from gristmill.flows.running.recorded_run import run_recorded
+from gristmill.flows.running.recorded_run import RunRequest, run_recorded
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.session import Session, open_session
-from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.engine import Engine
-from gristmill.mixtures.schema.sources import Source
 from tests.servers import free_port
 
 pytest.importorskip("openlineage.client")
@@ -78,17 +76,11 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
 
 
-def toy_session(runner: Runner) -> Session:
-    manifest = Manifest(
-        name="toy",
-        sources={"a": Source(path="letters/*.jsonl")},
-        engine=Engine(lineage=True, retries=0),
-    )
-    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
+LINEAGE = Engine(lineage=True, retries=0)
 
 
 def run(session: Session) -> None:
-    run_recorded(session, list(session.plan), frozenset(), [])
+    run_recorded(RunRequest(session, list(session.plan), frozenset(), []))
 
 
 def kinds(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -98,7 +90,7 @@ def kinds(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def test_run_and_its_stages_start_and_complete(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = toy_session(toy_runner(first={"n": 1}, second={}))
+    session = toy_runner(LINEAGE, first={"n": 1}, second={}).session
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "mills")
     monkeypatch.setenv("OPENLINEAGE_PARENT_ID", TASK)
     with serve(201) as (url, events):
@@ -117,8 +109,7 @@ def test_run_and_its_stages_start_and_complete(
     assert whole["run"]["runId"] == end["run"]["runId"]
     assert whole["run"]["facets"]["parent"]["run"]["runId"] == TASK.rpartition("/")[2]
     assert whole["run"]["facets"]["parent"]["job"]["name"] == "nightly.grind"
-    parent = first["run"]["facets"]["parent"]
-    assert parent["run"]["runId"] == whole["run"]["runId"]
+    assert first["run"]["facets"]["parent"]["run"]["runId"] == whole["run"]["runId"]
     (source,) = second["inputs"]
     (output,) = second["outputs"]
     folder = str(session.store.root)
@@ -131,7 +122,7 @@ def test_run_and_its_stages_start_and_complete(
 def test_failed_stage_and_its_run_fail_with_the_message(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = toy_session(toy_runner(first={"n": 1}, failing={}))
+    session = toy_runner(LINEAGE, first={"n": 1}, failing={}).session
     with serve(201) as (url, events):
         monkeypatch.setenv("OPENLINEAGE_URL", url)
         for _ in range(2):
@@ -153,7 +144,7 @@ def test_failed_stage_and_its_run_fail_with_the_message(
 def test_interrupted_run_aborts_its_running_stages(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = toy_session(toy_runner(first={"n": 1}, second={}))
+    session = toy_runner(LINEAGE, first={"n": 1}, second={}).session
     record = session.start_record()
     with serve(201) as (url, events):
         monkeypatch.setenv("OPENLINEAGE_URL", url)
@@ -203,7 +194,7 @@ def test_broken_server_or_setting_does_not_fail_a_run(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    session = toy_session(toy_runner(first={"n": 1}))
+    session = toy_runner(LINEAGE, first={"n": 1}).session
     monkeypatch.setattr(lineage, "LAST_SECONDS", 0.5)
     with serve(500) as (url, _), socket.create_server(("127.0.0.1", 0)) as silent:
         urls = {
@@ -225,7 +216,7 @@ def test_broken_server_or_setting_does_not_fail_a_run(
 def test_end_of_a_run_waits_a_bounded_time_for_a_server_that_hangs(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = toy_session(toy_runner(first={"n": 1}, second={}))
+    session = toy_runner(LINEAGE, first={"n": 1}, second={}).session
     record = session.start_record()
     record.finish("completed")
     monkeypatch.setattr(lineage, "LAST_SECONDS", 0.5)
@@ -244,7 +235,7 @@ def test_end_of_a_run_waits_a_bounded_time_for_a_server_that_hangs(
 def test_missing_client_is_refused_before_work(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = toy_session(toy_runner())
+    session = toy_runner(LINEAGE).session
     monkeypatch.setattr(
         "gristmill.flows.running.missing_libraries.is_installed",
         lambda library: library != "openlineage",

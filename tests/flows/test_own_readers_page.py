@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from tests.warm_commands import gristmill_command
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-readers.md"
+PAGE = ROOT / "docs" / "own-readers.md"
 FILE = re.compile(r"`([\w./]+)`:\n\n```\w+\n(.*?)```", re.DOTALL)
 COMMANDS = re.compile(r"```console\n(.*?)```", re.DOTALL)
 

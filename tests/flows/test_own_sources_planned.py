@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.session import Session
 from gristmill.mixtures.loader import ManifestError
+from tests.sessions import open_beside
 
 MANIFEST = """name: own
 sources:
@@ -37,9 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, *overrides: str, allow: bool = False) -> Session:
-    return open_session(
-        str(folder / "m.yaml"), list(overrides), str(folder / "store"), allow_code=allow
-    )
+    return open_beside(folder / "m.yaml", *overrides, allow_code=allow)
 
 
 @pytest.mark.slow

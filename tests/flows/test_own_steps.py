@@ -4,17 +4,13 @@ reported.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.dataprep.whatif_thresholds import NotReplayableError
-from gristmill.flows.cli.launch import launch
-from gristmill.flows.cli.main import app
 from gristmill.flows.questions.compare import compare_runs, find_run
 from gristmill.flows.questions.explain import Edit, history
 from gristmill.flows.questions.status import DocumentCounts, stage_states
@@ -22,8 +18,11 @@ from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.questions.whatif import Neighbour, compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
 from gristmill.flows.report.report import render_report
-from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.session import Session
 from gristmill.mixtures.loader import ManifestError
+from tests.commands import call
+from tests.sessions import open_beside, run_all
+from tests.train.jsonl import write_jsonl
 
 STEPS = '''
 """Steps of this project."""
@@ -64,23 +63,13 @@ def own(tmp_path: Path) -> Path:
     """A manifest with three user-defined steps."""
     (tmp_path / "steps.py").write_text(STEPS)
     (tmp_path / "words.py").write_text(WORDS)
-    (tmp_path / "web.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    )
+    write_jsonl(tmp_path / "web.jsonl", [{"text": text} for text in TEXTS])
     (tmp_path / "own.yaml").write_text(MANIFEST)
     return tmp_path / "own.yaml"
 
 
 def opened(manifest: Path, *overrides: str, until: str = "long") -> Session:
-    return open_session(
-        str(manifest), list(overrides), str(manifest.parent / "store"), until=until
-    )
-
-
-def ran(session: Session) -> int:
-    return launch(
-        session, list(session.plan), frozenset(), tracked=False, summarise=True
-    )
+    return open_beside(manifest, *overrides, until=until)
 
 
 def kept_by_annotate(session: Session) -> int | None:
@@ -99,7 +88,7 @@ def test_user_steps_are_planned_run_explained_replayed_and_reported(
     (code,) = plan["annotate"].code
     assert code.startswith("./steps.py:count_word (sha256 ")
     assert plan["ingest"].code == []
-    assert ran(session) == 0
+    assert run_all(session) == 0
     assert "counting xyzzy" not in capsys.readouterr().out
 
     documents_by_stage = {row.stage: row.documents for row in stage_states(session)}
@@ -149,7 +138,7 @@ def test_user_steps_are_planned_run_explained_replayed_and_reported(
         NotReplayableError, match=r"^annotate\.use changes a measurement"
     ):
         compare(session, opened(own))
-    assert ran(opened(own)) == 0
+    assert run_all(opened(own)) == 0
     runs = [find_run(session.store, name) for name in ("last-1", "last")]
     changed = {
         change.key: (change.first, change.second)
@@ -166,10 +155,7 @@ def test_user_steps_are_planned_run_explained_replayed_and_reported(
 
 
 def test_plan_names_user_code_without_running_it(own: Path) -> None:
-    outcome = CliRunner().invoke(
-        app, ["plan", str(own), "--store", str(own.parent / "store")]
-    )
-    assert outcome.exit_code == 0, outcome.output
+    outcome = call("plan", own, "--store", own.parent / "store")
     assert (
         "annotate runs code of your own: ./steps.py:count_word (sha256 "
         in outcome.output
@@ -182,7 +168,7 @@ def test_plan_names_user_code_without_running_it(own: Path) -> None:
 def test_changed_code_rebuilds_only_its_stage_and_later_ones(
     own: Path,
 ) -> None:
-    assert ran(opened(own)) == 0
+    assert run_all(opened(own)) == 0
     before = opened(own)
     (own.parent / "notes.py").write_text("# nothing that a step imports\n")
     assert opened(own).plan["long"].fingerprint == before.plan["long"].fingerprint
@@ -218,9 +204,9 @@ def test_killed_run_is_resumed_without_the_code_file(
     session = opened(own, "engine.retries=0")
     for name in ("steps.py", "words.py"):
         (own.parent / name).rename(own.parent / f"{name}.gone")
-    assert ran(session) == 1
+    assert run_all(session) == 1
     assert "annotate: its process was killed" in capsys.readouterr().err
-    assert ran(session) == 0
+    assert run_all(session) == 0
     assert "Resumed" in capsys.readouterr().out
     assert kept_by_annotate(session) == 3
 
@@ -231,10 +217,10 @@ def test_mixture_expressions_can_use_user_columns(own: Path) -> None:
     )
     mix = "mix: {sequence_length: 8, tokens: 16, weights: {web: 1}}\n"
     own.write_text(mixed + mix)
-    open_session(str(own), [], str(own.parent / "store"), until="mix")
+    open_beside(own, until="mix")
     own.write_text(mixed.replace("magic < 1", "magik < 1") + mix)
     with pytest.raises(ManifestError, match=r"there is no column 'magik'"):
-        open_session(str(own), [], str(own.parent / "store"), until="mix")
+        open_beside(own, until="mix")
 
 
 @pytest.mark.parametrize(
@@ -336,6 +322,6 @@ def test_output_of_user_code_does_not_break_events(
     loud = STEPS.replace('print("counting", word)', "; ".join(prints))
     (own.parent / "steps.py").write_text(loud)
     session = opened(own)
-    assert ran(session) == 0
+    assert run_all(session) == 0
     assert kept_by_annotate(session) == 3
     assert os.path.exists(session.folder("long").path)

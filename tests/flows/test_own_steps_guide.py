@@ -4,22 +4,23 @@ each YAML block part of a manifest.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from benchmarks.checkout import ROOT
 from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import Corpus
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.running.session import open_session
+from tests.sessions import open_beside
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
-GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-steps.md"
+GUIDE = ROOT / "docs" / "own-steps.md"
 BLOCK = re.compile(
     r"^```python\n# (\S+\.py)\n(.*?)^```\n\n```yaml\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -56,17 +57,19 @@ def test_an_example_of_the_guide_runs(
 ) -> None:
     source, manifest = EXAMPLES[name]
     (tmp_path / name).write_text(source)
-    (tmp_path / "web.jsonl").write_text(
-        "".join(
-            json.dumps({"text": text, "url": f"https://example.org/{row}"}) + "\n"
+    write_jsonl(
+        tmp_path / "web.jsonl",
+        [
+            {"text": text, "url": f"https://example.org/{row}"}
             for row, text in enumerate(TEXTS)
-        )
+        ],
     )
-    (tmp_path / "chats.jsonl").write_text(
-        "".join(
-            json.dumps({"prompt": f"say {answer}", "completion": answer}) + "\n"
+    write_jsonl(
+        tmp_path / "chats.jsonl",
+        [
+            {"prompt": f"say {answer}", "completion": answer}
             for answer in ("yes indeed", "no")
-        )
+        ],
     )
     sections = {
         "name": "guide",
@@ -81,12 +84,7 @@ def test_an_example_of_the_guide_runs(
         }
     (tmp_path / "guide.yaml").write_text(yaml.safe_dump(sections))
     last_stage = "sft_prepare" if "sft" in sections else None
-    session = open_session(
-        str(tmp_path / "guide.yaml"),
-        [],
-        str(tmp_path / "store"),
-        until=last_stage or "tokenizer",
-    )
+    session = open_beside(tmp_path / "guide.yaml", until=last_stage or "tokenizer")
     stages = (
         [last_stage]
         if last_stage

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from jinja2 import StrictUndefined
 
+from benchmarks.checkout import ROOT
 from gristmill.flows.pages.column_glossary import MEANINGS
 from gristmill.flows.pages.markdown import markdown_page
 from gristmill.flows.pages.page_elements import (
@@ -370,12 +371,11 @@ def test_templates_escape_everything_except_generated_pictures() -> None:
     unescaped = re.compile(
         r"\|\s*(?:safe|xmlattr|tojson|urlize)\b|autoescape|Markup|__html__"
     )
-    root = Path(__file__).parents[2]
     unescaped_lines = [
         (path.name, line.strip())
         for suffix in ("*.jinja", "*.css", "*.py")
         for room in ("flows", "train")
-        for path in (root / room).rglob(suffix)
+        for path in (ROOT / room).rglob(suffix)
         for line in path.read_text().splitlines()
         if unescaped.search(line) and "autoescape=True" not in line
     ]
@@ -405,14 +405,13 @@ def test_templates_are_compiled_once_per_user(
 
 def test_no_python_code_contains_html_tags() -> None:
     """HTML belongs in templates, which escape; Python strings would not."""
-    root = Path(__file__).parents[2]
     tags = re.compile(
         r"</?(?:p|td|tr|th|table|h[1-6]|div|span|html|figure|details|pre|li|ul|nav)[ >]"
     )
     files_with_tags = {
         path.name
         for room in ("flows", "train")
-        for path in (root / room).rglob("*.py")
+        for path in (ROOT / room).rglob("*.py")
         if tags.search(path.read_text())
     }
     assert files_with_tags == set()

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from benchmarks.checkout import ROOT
 from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 from gristmill.flows.cli.main import app
-from tests.test_architecture import ROOT
+from tests.commands import GRISTMILL, finished
 
 PAGES = sorted(
     [
@@ -87,11 +88,8 @@ def test_committed_pictures_are_up_to_date(tmp_path: Path) -> None:
 def test_site_contains_every_page_and_command(tmp_path: Path) -> None:
     out = tmp_path / "pages"
     subprocess.run([sys.executable, ROOT / ".ci" / "site.py", out], check=True)
-    help_text = subprocess.run(
-        [sys.executable, "-m", "gristmill", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
+    help_text = finished(
+        [*GRISTMILL, "--help"],
         env={"PATH": "", "COLUMNS": "200"},
     ).stdout
     commands = re.findall(r"^  ([a-z][a-z-]*)  +[A-Z]", help_text, re.MULTILINE)
@@ -122,9 +120,7 @@ def test_site_contains_every_page_and_command(tmp_path: Path) -> None:
 )
 def test_generated_reference_pages_are_up_to_date(script: str, page: str) -> None:
     command = [sys.executable, ROOT / ".ci" / f"{script}.py"]
-    generated = subprocess.run(
-        command, check=True, capture_output=True, text=True
-    ).stdout
+    generated = finished(command).stdout
     assert (ROOT / "docs" / page).read_text() == generated  # make reference
 
 
@@ -135,10 +131,9 @@ def test_file_format_tables_match_schemas() -> None:
     )
     assert len(tables) == 5
     for module, name, rows in tables:
-        schema = getattr(importlib.import_module(module), name)
         kinds = {
             field.name: re.sub(r"<values=(\w+).*", r"<\1>", str(field.type))
-            for field in schema
+            for field in getattr(importlib.import_module(module), name)
         }
         assert (
             dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", rows, re.MULTILINE)) == kinds

@@ -19,6 +19,7 @@ from gristmill.core.files import as_path, read_json
 from gristmill.core.lease import FENCED
 from tests.servers import wait_for
 from tests.stores import Outage
+from tests.train.jsonl import write_jsonl
 
 DRIVER = """
 import sys
@@ -104,9 +105,7 @@ def runs(pid: int) -> bool:
 def test_superseded_driver_kills_its_children_and_does_not_commit(
     where: str, outage: Outage, tmp_path: Path
 ) -> None:
-    (tmp_path / "docs.jsonl").write_text(
-        "".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(20))
-    )
+    write_jsonl(tmp_path / "docs.jsonl", [{"text": f"number {n}"} for n in range(20)])
     (tmp_path / "m.yaml").write_text(MANIFEST.replace("FOLDER", str(tmp_path)))
     (tmp_path / "steps.py").write_text(STEPS)
     store = (

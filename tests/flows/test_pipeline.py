@@ -12,22 +12,21 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.chaos import undisturbed as undisturbed_run
 from gristmill.core.store import StageFolder
-from gristmill.flows.cli.main import app
 from gristmill.flows.pages.page_html import table_script
 from gristmill.flows.questions.training_reads import reading_of
 from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.packed import PackedSet
+from tests.commands import GRISTMILL, call
+from tests.train.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +72,7 @@ def look(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str
     """Run a read-only command in this process: importing gristmill anew takes longer
     than the command.
     """
-    outcome = CliRunner().invoke(app, arguments)
+    outcome = call(*arguments, code=None)
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     if check:
@@ -101,10 +100,7 @@ def files_of(folder: StageFolder) -> dict[str, Any]:
 
 
 def losses_of(folder: StageFolder) -> list[tuple[int, float]]:
-    lines = [
-        json.loads(line)
-        for line in (folder.data / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = read_jsonl(folder.data / "metrics.jsonl")
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
@@ -446,12 +442,9 @@ def test_repeatedly_killed_run_writes_the_same_bytes(
     random_ = random.Random(seed)
     store = tmp_path / "store"
     copy_store(undisturbed, store, stage)
-    killed = open_session(undisturbed.manifest_file, [], str(store))
-    folder = killed.folder(stage)
+    folder = open_session(undisturbed.manifest_file, [], str(store)).folder(stage)
     command = [
-        sys.executable,
-        "-m",
-        "gristmill.flows.cli.main",
+        *GRISTMILL,
         "run",
         undisturbed.manifest_file,
         "--store",
@@ -610,9 +603,7 @@ def test_run_continues_after_its_output_pipe_closes(
     project: Path, tmp_path: Path
 ) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "gristmill.flows.cli.main",
+        *GRISTMILL,
         "run",
         str(project),
         "--store",

@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
 from gristmill.flows.planning.plan_engines import MEASURED, EngineCost, pays_from
+from tests.commands import call
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,9 +27,7 @@ def test_plan_compares_clusters_with_the_workers_of_the_manifest(
 ) -> None:
     demo = str(ROOT / "mixtures" / "demo.yaml")
     workers = "--set=engine.workers=3"
-    outcome = CliRunner().invoke(
-        app, ["plan", demo, f"--store={tmp_path}", "--json", "--engines", workers]
-    )
+    outcome = call("plan", demo, f"--store={tmp_path}", "--json", "--engines", workers)
     plans = {plan["engine"]: plan for plan in json.loads(outcome.stdout)}
     assert list(plans["local"]["hours"]) == ["3"]
     assert plans["local"]["pays_from_bytes"] == {}

@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
+from tests.commands import call
 
 DEMO = str(Path(__file__).parents[2] / "mixtures" / "demo.yaml")
 
 
 def planned(store: Path, *arguments: str) -> dict[str, Any]:
-    outcome = CliRunner().invoke(
-        app, ["plan", DEMO, f"--store={store}", "--json", "--gpus", "4", *arguments]
+    outcome = call(
+        "plan", DEMO, f"--store={store}", "--json", "--gpus", "4", *arguments
     )
-    assert outcome.exit_code == 0, outcome.output
     plan: dict[str, Any] = json.loads(outcome.stdout)
     return plan
 
@@ -65,21 +63,20 @@ def test_unknown_gpu_is_specified_by_its_figures(tmp_path: Path) -> None:
 def test_invalid_plan_options_are_rejected_with_one_sentence(
     tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
-    outcome = CliRunner().invoke(
-        app, ["plan", DEMO, f"--store={tmp_path}", "--gpus=4", *arguments]
-    )
-    assert outcome.exit_code == 2
+    outcome = call("plan", DEMO, f"--store={tmp_path}", "--gpus=4", *arguments, code=2)
     assert sentence in outcome.output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
-    outcome = CliRunner().invoke(
-        app,
-        ["plan", DEMO, f"--store={tmp_path}", "--gpus=8", "--gpu=A100"],
+    outcome = call(
+        "plan",
+        DEMO,
+        f"--store={tmp_path}",
+        "--gpus=8",
+        "--gpu=A100",
         env={"COLUMNS": str(columns)},
     )
-    assert outcome.exit_code == 0
     assert max(map(len, outcome.stdout.splitlines())) <= columns
     assert "8 x A100" in outcome.stdout

@@ -11,15 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
 from gristmill.flows.planning import predict
 from gristmill.flows.planning.predict import Measured
 from gristmill.flows.planning.sampled_sources import take_sample
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.manifest import Manifest
+from tests.commands import call
 
 SENTENCE = "The river and the mountain have to be seen with that light of the morning. "
 
@@ -188,7 +187,7 @@ def test_plan_predict_prints_a_row_per_stage(
         str(tmp_path / "st"),
     ]
     prediction = json.loads(
-        CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout
+        call(*arguments, "--json", catch_exceptions=False, code=None).stdout
     )
     assert [row["stage"] for row in prediction["stages"]] == [
         "ingest",

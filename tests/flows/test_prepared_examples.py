@@ -5,7 +5,6 @@ terminal.
 from __future__ import annotations
 
 import io
-import json
 import re
 from html import unescape
 from pathlib import Path
@@ -22,8 +21,10 @@ from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
 from gristmill.flows.report.facts import Facts, gather_facts
 from gristmill.flows.report.finetuning import preferences, preparation, prepared_table
+from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.rendered import html_of
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -69,11 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "quiz": [{"question": LEAK}],
         "web": [{"text": "a"}],
     }.items():
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows)
-        )
+        write_jsonl(folder / f"{name}.jsonl", rows)
     (folder / "run.yaml").write_text(MANIFEST)
-    opened(folder).runner(lambda event: None).run_stage("sft_prepare")
+    Runner(opened(folder), lambda event: None).run_stage("sft_prepare")
     return folder
 
 

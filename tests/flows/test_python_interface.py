@@ -9,7 +9,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -19,17 +18,16 @@ from typing import Any
 
 import pyarrow.dataset
 import pytest
-from typer.testing import CliRunner
 
 import gristmill
 from gristmill.core.files import read_json
-from gristmill.flows.cli.main import app
 from gristmill.flows.running import launch
 from gristmill.flows.running.events import (
     RunEvent,
     StageStarted,
 )
 from gristmill.flows.running.terminal import TerminalObserver
+from tests.commands import call, finished
 from tests.flows.corpus import write_project
 
 pytestmark = pytest.mark.slow
@@ -77,19 +75,15 @@ def on_the_command_line(
     settings = [
         f"--set={key}={value}" for key, value in TRAINING.items() if verb != "whatif"
     ]
-    outcome = CliRunner().invoke(
-        app,
-        [
-            verb,
-            str(project),
-            *arguments,
-            *settings,
-            "--store",
-            str(run.path.parent.parent),
-            "--json",
-        ],
+    outcome = call(
+        verb,
+        project,
+        *arguments,
+        *settings,
+        "--store",
+        run.path.parent.parent,
+        "--json",
     )
-    assert outcome.exit_code == 0, outcome.output
     return json.loads(outcome.stdout)
 
 
@@ -185,10 +179,7 @@ def test_run_without_training_answers_like_the_command_line(
     overrides = [f"--set={key}={value}" for key, value in settings.items()]
 
     def answer_of(*words: str) -> Any:
-        outcome = CliRunner().invoke(
-            app, [*words, *overrides, "--store", str(run.path.parent.parent), "--json"]
-        )
-        assert outcome.exit_code == 0, outcome.output
+        outcome = call(*words, *overrides, "--store", run.path.parent.parent, "--json")
         return json.loads(outcome.stdout)
 
     for ended_run in (ended, gristmill.Store(run.path.parent.parent).run(ended.name)):
@@ -235,10 +226,7 @@ def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(
     ):
         manifest = project.with_name(f"{name}.yaml")
         manifest.write_text("\n".join(lines))
-        outcome = CliRunner().invoke(
-            app, ["takedown", str(manifest), "--ids", str(id_file), "--json", *store]
-        )
-        assert outcome.exit_code == 0, outcome.output
+        outcome = call("takedown", manifest, "--ids", id_file, "--json", *store)
         takedown = json.loads(outcome.stdout)
         assert takedown["excluded"] == [document]
         assert (
@@ -373,8 +361,7 @@ def test_documents_convert_to_other_libraries_with_equal_values(
         (sum((row["words"] or 0) > 320 for row in expected),)
     ]
     pytest.importorskip("pandas")
-    frame = documents.to_pandas()
-    assert list(frame["text"]) == [row["text"] for row in expected]
+    assert list(documents.to_pandas()["text"]) == [row["text"] for row in expected]
     pytest.importorskip("datasets")
     assert list(documents.to_hf()) == expected
 
@@ -483,13 +470,7 @@ def test_script_without_main_guard_is_not_imported_again(tmp_path: Path) -> None
         "set={'engine.mode': 'processes'})\n"
         "print(run.stages['ingest'].counts['kept'])\n"
     )
-    process = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    process = finished([sys.executable, "script.py"], cwd=tmp_path)
     lines = process.stdout.splitlines()
     assert (lines[0], lines[-1], lines.count("begins")) == ("begins", "6", 1)
     # on a slow machine after its progress
@@ -549,9 +530,11 @@ def test_failed_stage_raises_the_message_of_the_command_line(
 def test_invalid_arguments_raise_one_sentence_and_run_nothing(
     arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    for call in (gristmill.run, gristmill.plan):
+    for function in (gristmill.run, gristmill.plan):
         with pytest.raises(error, match=message):
-            call(a_small_one(tmp_path), **{"store": tmp_path / "store", **arguments})
+            function(
+                a_small_one(tmp_path), **{"store": tmp_path / "store", **arguments}
+            )
     assert not (tmp_path / "store" / "runs").exists()
     with pytest.raises(gristmill.UnknownRunError, match="has no runs yet"):
         gristmill.Store(tmp_path / "store").run()

@@ -15,11 +15,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gristmill
+from benchmarks.checkout import ROOT
 from gristmill import Manifest, ManifestError
 from gristmill.core.store import Store
 from gristmill.flows.python.manifest_builder import file_to_run, overrides_of
 from gristmill.mixtures.loader import load_manifest
-from tests.test_architecture import ROOT
 
 PREPARE = [
     {"filter": {"rules": {"gopher_quality": {"min_words": 12, "max_words": 5000}}}},

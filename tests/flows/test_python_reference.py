@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import gristmill
+from benchmarks.checkout import ROOT
 from tests.ci_scripts import load_script
 from tests.flows.corpus import write_corpus
-from tests.test_architecture import ROOT
 
 API_REFERENCE = load_script("api_reference")
 PUBLIC = dict(API_REFERENCE.public_objects())

@@ -13,30 +13,18 @@ from gristmill.flows.questions.what_changed import (
     explain_plan,
 )
 from gristmill.flows.running.run import Runner
-from gristmill.flows.running.session import Session
-from gristmill.flows.stages.stage import TrainingStage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.mixtures.schema.sources import Source
+from tests.sessions import finish
 
 Make = Callable[..., Runner]
-
-
-def session_of(runner: Runner) -> Session:
-    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
-    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
-
-
-def finish(runner: Runner) -> Runner:
-    for stage in runner.plan:
-        runner.run_stage(stage)
-    return runner
 
 
 def told(runner: Runner, *force: str) -> list[tuple[str, str]]:
     return [
         (row.action, row.reason)
-        for row in explain_plan(session_of(runner), frozenset(force))
+        for row in explain_plan(runner.session, frozenset(force))
     ]
 
 
@@ -46,8 +34,7 @@ def test_plan_names_the_changed_key_and_its_dependent_stages(
 ) -> None:
     finished = finish(toy_runner(first={"n": 1, "deep": {"epochs": 5}}, second={}))
     assert told(finished) == [("reuse", ""), ("reuse", "")]
-    changed = toy_runner(first={"n": 1, "deep": {"epochs": 10}}, second={})
-    assert told(changed) == [
+    assert told(toy_runner(first={"n": 1, "deep": {"epochs": 10}}, second={})) == [
         ("make", "config changed: deep.epochs 5 -> 10"),
         ("make", "input changed: first; reused if first gives the same bytes"),
     ]
@@ -77,9 +64,8 @@ def test_output_of_another_manifest_is_compared_only_if_nearly_equal(
     finish(toy_runner(first={"n": 1, **dict.fromkeys("abcde", 1)}))
 
     def told_to_another(**recipe: int) -> str:
-        runner = toy_runner(first=recipe)
         session = replace(
-            session_of(runner),
+            toy_runner(first=recipe).session,
             manifest=Manifest(name="other", sources={"a": Source(path="x")}),
         )
         return explain_plan(session)[0].reason
@@ -101,7 +87,7 @@ def test_reasons_separate_files_keys_and_code(toy_runner: Make) -> None:
         "gone": 1,
         "sources": {"web": {"listing": [file("a"), file("b"), file("c")]}},
     }
-    node = runner.plan["first"]
+    node = runner.session.plan["first"]
     node = replace(
         node,
         stage=replace(node.stage, version=3),
@@ -131,11 +117,11 @@ def test_plan_suggests_the_latest_usable_checkpoint(
     }
 
     def told_to(**changes: object) -> UsableCheckpoint | None:
-        session = session_of(toy_runner(pretrain={**recipe, **changes}))
+        session = toy_runner(pretrain={**recipe, **changes}).session
         node = session.plan["pretrain"]
         session.plan["pretrain"] = replace(
             node,
-            stage=replace(node.stage, training=TrainingStage(Pretrain, "documents")),
+            stage=replace(node.stage, training=Pretrain, row_kind="documents"),
         )
         (row,) = explain_plan(session)
         return row.continue_from
@@ -166,10 +152,14 @@ def test_plan_shows_settings_outside_the_fingerprint_of_a_committed_stage(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 1})
-    node = runner.plan["first"]
-    runner.plan["first"] = replace(node, config={**node.config, "micro_batch_size": 4})
+    node = runner.session.plan["first"]
+    runner.session.plan["first"] = replace(
+        node, config={**node.config, "micro_batch_size": 4}
+    )
     finish(runner)
     assert runner.folder("first").manifest()["how"] == {"micro_batch_size": 4}
     assert told(runner) == [("reuse", "")]
-    runner.plan["first"] = replace(node, config={**node.config, "micro_batch_size": 2})
+    runner.session.plan["first"] = replace(
+        node, config={**node.config, "micro_batch_size": 2}
+    )
     assert told(runner) == [("reuse", "made with micro_batch_size 4")]

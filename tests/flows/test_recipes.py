@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
+from benchmarks.checkout import ROOT
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.flows.cli.completion import complete_manifest
-from gristmill.flows.cli.main import app
 from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.session import open_session
@@ -28,6 +27,7 @@ from gristmill.mixtures.recipes.named_recipes import (
     recipe_names,
 )
 from tests.chat_endpoint import Endpoint
+from tests.commands import call
 from tests.flows.recipe_stand_ins import (
     MODEL,
     SMALLER,
@@ -38,7 +38,7 @@ from tests.flows.recipe_stand_ins import (
 )
 from tests.warm_commands import gristmill_command
 
-GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery.md"
+GALLERY = ROOT / "docs" / "gallery.md"
 PAGE = GALLERY.with_name("recipe-runs.md")
 
 
@@ -54,10 +54,6 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipes")
     write_stand_ins(folder)
     return folder
-
-
-def called(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -124,7 +120,7 @@ def test_recipe_runs_to_its_last_stage_on_small_data(
     settings = settings_of(name, address)
     process = gristmill_command(["run", f"recipe:{name}", "--no-ui", *settings])
     assert process.returncode == 0, process.stdout + process.stderr
-    rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)[
+    rows = json.loads(call("status", f"recipe:{name}", "--json", *settings).stdout)[
         "stages"
     ]
     assert {row["state"] for row in rows} == {"committed"}
@@ -170,7 +166,7 @@ def test_unknown_recipe_error_lists_known_recipes() -> None:
         ManifestError, match="no recipe is called 'finweb', did you mean 'fineweb'"
     ):
         load_manifest("recipe:finweb")
-    assert "there are annealing" in called("recipes", "finweb").output
+    assert "there are annealing" in call("recipes", "finweb", code=2).output
     assert load_manifest("recipe:llama").name == "llama1", "a unique prefix of a name"
     with pytest.raises(ManifestError, match="no recipe is called 'fine'"):
         load_manifest("recipe:fine")
@@ -179,10 +175,10 @@ def test_unknown_recipe_error_lists_known_recipes() -> None:
 @pytest.mark.slow
 def test_recipes_are_listed_shown_and_completed() -> None:
     assert [
-        row["name"] for row in json.loads(called("recipes", "--json").stdout)
+        row["name"] for row in json.loads(call("recipes", "--json").stdout)
     ] == recipe_names()
-    assert called("recipes", "lora").stdout == recipe_file("lora").read_text()
-    assert "fineweb-edu" in called("recipes").stdout
+    assert call("recipes", "lora").stdout == recipe_file("lora").read_text()
+    assert "fineweb-edu" in call("recipes").stdout
     assert complete_manifest("recipe:fine") == [
         f"recipe:{recipe}" for recipe in ("fineweb", "fineweb-2", "fineweb-edu")
     ]
@@ -193,8 +189,7 @@ def test_demo_is_planned_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = called("plan", "demo")
-    assert outcome.exit_code == 0, outcome.output
+    outcome = call("plan", "demo")
     assert [line.split()[0] for line in outcome.stdout.splitlines()[1:5]] == [
         "ingest",
         "langid",

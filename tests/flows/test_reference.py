@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.rules import GopherQuality
 from tests.ci_scripts import load_script
 
 REFERENCE = load_script("manifest_reference")
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "manifest"
+FOLDER = ROOT / "docs" / "manifest"
 
 
 @pytest.mark.slow
@@ -67,9 +68,8 @@ def test_json_schema_contains_the_docstring_of_every_setting() -> None:
     settings that an editor shows by their section.
     """
     kinds = Manifest.model_json_schema()["$defs"]
-    quality = kinds["GopherQuality"]["properties"]
     assert (
-        quality["min_words"]["description"]
+        kinds["GopherQuality"]["properties"]["min_words"]["description"]
         == docstrings(GopherQuality)["min_words"]
         == "Smallest number of words."
     )

@@ -4,21 +4,21 @@ it everywhere.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from gristmill.dataprep.dedup.clusters import qualified
-from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.compare import stages_of
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.whatif import compare, replay, thresholds
 from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.report import render_report
-from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.session import Session
 from gristmill.mixtures.loader import ManifestError
+from tests.sessions import open_beside, run_all
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -53,22 +53,17 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A manifest that filters three times, run up to its tokens."""
     folder = tmp_path_factory.mktemp("twice")
     texts = [text(3), text(6), text(10), text(10), text(30), text(25)]
-    (folder / "web.jsonl").write_text(
-        "".join(json.dumps({"text": document_text}) + "\n" for document_text in texts)
+    write_jsonl(
+        folder / "web.jsonl", [{"text": document_text} for document_text in texts]
     )
     (folder / "twice.yaml").write_text(MANIFEST)
     session = opened(folder / "twice.yaml")
-    assert (
-        launch(session, list(session.plan), frozenset(), tracked=False, summarise=False)
-        == 0
-    )
+    assert run_all(session) == 0
     return folder / "twice.yaml"
 
 
 def opened(manifest: Path, *overrides: str, until: str = "mix") -> Session:
-    return open_session(
-        str(manifest), list(overrides), str(manifest.parent / "store"), until=until
-    )
+    return open_beside(manifest, *overrides, until=until)
 
 
 STEPS = ["filter", "dedup", "clean", "filter-2", "strict"]

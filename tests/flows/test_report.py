@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from benchmarks.checkout import ROOT
 from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
     document_id,
@@ -46,10 +47,10 @@ from gristmill.flows.report.stage_summaries import (
 from gristmill.flows.report.terminal_summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, describe_origin, spikes
 from gristmill.flows.stages.registry import STAGES
-from gristmill.flows.stages.stage import Display, Stage
+from gristmill.flows.stages.stage import Stage
 from tests.flows.rendered import facts_of, html_of, sections_about
 
-FLOWS = Path(__file__).resolve().parents[2] / "flows"
+FLOWS = ROOT / "flows"
 SOURCES = {
     "a": {"bytes_read": 100, "bytes_kept": 80},
     "b": {"bytes_read": 50, "bytes_kept": 10},
@@ -297,7 +298,7 @@ def test_repeated_steps_have_separate_sections_and_stages_can_add_sections() -> 
         "shouting",
         1,
         "nowhere:run",
-        display=Display(report=("tests.flows.test_report:loudest",)),
+        report=("tests.flows.test_report:loudest",),
     )
     kinds = {
         "filter": STAGES["filter"],

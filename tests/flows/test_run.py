@@ -23,6 +23,7 @@ from gristmill.core.store import StageFolder, Store
 from gristmill.flows.running.events import StageEvent, StageOutput, parse_event
 from gristmill.flows.running.process import TURN_SECONDS, StageProcess
 from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.running.session import program
 from gristmill.flows.running.terminal import TerminalObserver
 from gristmill.mixtures.schema.engine import Engine
 from gristmill.train.distributed.rendezvous import HOSTS_CHANGED
@@ -58,7 +59,7 @@ def test_changed_key_rebuilds_only_its_stage_and_later_ones(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 3}, second={})
-    for stage in runner.plan:
+    for stage in runner.session.plan:
         runner.run_stage(stage)
     changed = toy_runner(first={"n": 3}, second={"colour": 1})
     assert [changed.run_stage(stage).how for stage in changed.plan] == [
@@ -99,7 +100,7 @@ def test_killed_stage_resumes_and_writes_the_same_files(
 def test_stage_killed_by_sigkill_is_retried_and_resumes(
     toy_runner: Make,
 ) -> None:
-    runner = toy_runner(retries=1, first={"n": 4}, second={"die_once": True})
+    runner = toy_runner(Engine(retries=1), first={"n": 4}, second={"die_once": True})
     runner.run_stage("first")
     runner.run_stage("second")
     folder = runner.folder("second")
@@ -118,7 +119,7 @@ def test_stage_killed_by_sigkill_is_retried_and_resumes(
 def test_only_sigkill_is_retried_up_to_engine_retries(
     toy_runner: Make, stage: str, attempts: int
 ) -> None:
-    runner = toy_runner(retries=2, **{stage: {}})
+    runner = toy_runner(Engine(retries=2), **{stage: {}})
     with pytest.raises(StageFailedError) as caught:
         runner.run_stage(stage)
     lines = (runner.folder(stage).logs / "1.log").read_text().splitlines()
@@ -136,7 +137,7 @@ def test_training_with_changed_hosts_restarts_while_it_gets_further(
 ) -> None:
     """Three attempts get further, and one retry does not."""
     engine = Engine(retries=1, nodes=2, min_nodes=min_nodes)
-    runner = replace(toy_runner(losing={"steps": 3, "type": kind}), engine=engine)
+    runner = toy_runner(engine, losing={"steps": 3, "type": kind})
     with pytest.raises(StageFailedError, match="lost"):
         runner.run_stage("losing")
     lines = (runner.folder("losing").logs / "1.log").read_text().splitlines()
@@ -153,7 +154,7 @@ def test_failure_is_one_sentence_with_log_and_next_command(
     assert str(caught.value).splitlines() == [
         "failing: the number 7 is not allowed here; give another",
         f"  log: {runner.folder('failing').logs / '1.log'}",
-        "  resume with: gristmill run toy.yaml",
+        f"  resume with: {program()} run toy.yaml",
     ]
     assert "Traceback" in (runner.folder("failing").logs / "1.log").read_text()
     assert runner.folder("failing").state() == "unfinished"
@@ -211,7 +212,7 @@ def test_missing_input_error_names_the_command_that_makes_it(
     toy_runner: Make,
 ) -> None:
     with pytest.raises(
-        StageFailedError, match=r"gristmill run toy\.yaml --until first"
+        StageFailedError, match=r"^second needs the output of first.*run toy\.yaml"
     ):
         toy_runner(first={"n": 1}, second={}).run_stage("second")
 
@@ -225,13 +226,13 @@ def test_forced_stage_is_rebuilt_and_compared_with_its_old_output(
     outcome = runner.run_stage("first", force=True)
     assert (outcome.how, outcome.note) == ("Completed", "same bytes as before")
     assert runner.folder("first").state() == "committed"
-    assert list(runner.store.trash.iterdir()) == []
+    assert list(runner.session.store.trash.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_deleted_file_is_detected_and_rebuilt(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 3}, second={})
-    for stage in runner.plan:
+    for stage in runner.session.plan:
         runner.run_stage(stage)
     (runner.folder("second").data / "1.txt").unlink()
     assert runner.folder("second").state() == "corrupt"
@@ -242,10 +243,10 @@ def test_deleted_file_is_detected_and_rebuilt(toy_runner: Make) -> None:
 @pytest.mark.slow
 def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 2}, second={})
-    for stage in runner.plan:
+    for stage in runner.session.plan:
         runner.run_stage(stage)
     assert runner.emit.done == [1, 2]
-    node = runner.plan["second"]
+    node = runner.session.plan["second"]
     assert StageOutput(node, "a line for the log") in runner.emit.events
     assert runner.emit.warnings == ["rows are long"]
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()

@@ -37,41 +37,28 @@ from gristmill.flows.running.json_lines import JsonLines, JsonObserver
 from gristmill.flows.running.notify import notify
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
-from gristmill.flows.running.session import Session
-from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.engine import Engine
-from gristmill.mixtures.schema.sources import Source
 
 Make = Callable[..., Runner]
 SECRET = "/services/T000/B000/abcdefghijkl"
 
 
-def session_of(runner: Runner, hook: str | None = None) -> Session:
-    manifest = Manifest(
-        name="toy",
-        sources={"a": Source(path="x")},
-        engine=Engine(notify=hook, retries=0),
-    )
-    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
-
-
-def run_recorded(runner: Runner, *observers: Any, hook: str | None = None) -> RunRecord:
+def run_recorded(runner: Runner, *observers: Any) -> RunRecord:
     """Run all stages with a record, which also holds a failure."""
-    session = session_of(runner, hook)
-    record = session.start_record()
+    record = runner.session.start_record()
     recorded = replace(runner, emit=to_all(record.note, *observers))
     try:
         with record.until_end():
-            for stage in list(runner.plan):
+            for stage in list(runner.session.plan):
                 recorded.run_stage(stage)
     except StageFailedError:
         pass
-    notify(session, record)
+    notify(runner.session, record)
     return record
 
 
 def samples(runner: Runner) -> dict[tuple[str, ...], float]:
-    text = metrics_text(runner.store).decode()
+    text = metrics_text(runner.session.store).decode()
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -83,8 +70,7 @@ def samples(runner: Runner) -> dict[tuple[str, ...], float]:
 def test_the_record_has_the_rows_and_the_failure_of_each_stage(
     toy_runner: Make,
 ) -> None:
-    runner = toy_runner(first={"n": 1}, failing={})
-    record = run_recorded(runner)
+    record = run_recorded(toy_runner(first={"n": 1}, failing={}))
     stages = read_json(record.folder / "run.json")["stages"]
     assert (stages["first"]["how"], stages["first"]["rows"]) == (
         "Completed",
@@ -97,13 +83,13 @@ def test_unwritable_record_does_not_end_a_stage(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = toy_runner(first={"n": 1})
-    record = session_of(runner).start_record()
+    record = runner.session.start_record()
 
     def full(record: RunRecord) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RunRecord, "save", full)
-    node = runner.plan["first"]
+    node = runner.session.plan["first"]
     record.note(StageStarted(node, runner.folder("first"), resuming=False))
     record.note(StageFailed(node, "first: no"))
     assert record.content["stages"]["first"]["error"] == "first: no"
@@ -113,8 +99,8 @@ def test_a_stage_that_prints_does_not_wait_for_a_slow_store(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = toy_runner(first={"n": 1})
-    record = session_of(runner).start_record()
-    node = runner.plan["first"]
+    record = runner.session.start_record()
+    node = runner.session.plan["first"]
     saves, done = threading.Event(), threading.Event()
 
     def save(record: RunRecord) -> None:
@@ -139,7 +125,7 @@ def test_run_without_models_imports_no_llm_client(
     toy_runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gristmill.dataprep.llm.client", None)
-    session = session_of(toy_runner(first={"n": 1}))
+    session = toy_runner(first={"n": 1}).session
     assert unreachable_models(session, session.plan) == []
 
 
@@ -191,7 +177,7 @@ def test_a_launched_run_with_json_lines_ends_with_its_state(
     level: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    session = session_of(toy_runner(**stage))
+    session = toy_runner(**stage).session
     assert (
         launch.launch(
             session,
@@ -228,9 +214,9 @@ def test_prometheus_metrics_contain_progress_and_speed(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 1})
-    record = session_of(runner).start_record()
+    record = runner.session.start_record()
     folder = runner.folder("first")
-    record.note(StageStarted(runner.plan["first"], folder, resuming=False))
+    record.note(StageStarted(runner.session.plan["first"], folder, resuming=False))
     (folder.path / "lease").mkdir(parents=True)
     (folder.path / "lease" / "1.json").write_text("{}")
     progress = {"done": 30, "total": 120, "unit": "steps", "tokens_per_second": 5000.0}
@@ -249,7 +235,7 @@ def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     base = f"http://127.0.0.1:{listening.getsockname()[1]}"
     server = serve_reports(
-        listening, "gristmill:secret", lambda: metrics_text(runner.store)
+        listening, "gristmill:secret", lambda: metrics_text(runner.session.store)
     )
     try:
         with urllib.request.urlopen(metrics_link(base, "gristmill:secret")) as answer:
@@ -298,9 +284,10 @@ def test_webhook_is_notified_and_its_address_is_not_stored(
 ) -> None:
     url, bodies = webhook
     monkeypatch.setenv("TOY_HOOK", url)
-    runner = toy_runner(first={"n": 1}, failing={})
-    run_recorded(runner, hook="$TOY_HOOK")
-    record = run_recorded(runner, hook=url)
+    for hook in ("$TOY_HOOK", url):
+        record = run_recorded(
+            toy_runner(Engine(notify=hook, retries=0), first={"n": 1}, failing={})
+        )
     assert [body["state"] for body in bodies] == ["failed", "failed"]
     assert bodies[0]["stages"]["first"]["rows"] == {"read": 1, "kept": 1}
     assert "7 is not allowed" in bodies[0]["text"]
@@ -329,7 +316,7 @@ def test_notify_command_gets_the_outcome_on_stdin(
     toy_runner: Make, tmp_path: Path
 ) -> None:
     record = run_recorded(
-        toy_runner(first={"n": 1}), hook=f"tee {tmp_path / 'end.json'}"
+        toy_runner(Engine(notify=f"tee {tmp_path / 'end.json'}"), first={"n": 1})
     )
     payload = read_json(tmp_path / "end.json")
     assert (payload["state"], payload["run"], payload["stages"]["first"]["how"]) == (
@@ -346,6 +333,6 @@ def test_notify_command_gets_the_outcome_on_stdin(
 def test_failing_hook_is_a_warning(
     toy_runner: Make, hook: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = run_recorded(toy_runner(first={"n": 1}), hook=hook)
+    record = run_recorded(toy_runner(Engine(notify=hook), first={"n": 1}))
     assert record.content["state"] == "completed"
     assert [entry.name for entry in caplog.records] == ["gristmill.notify"]

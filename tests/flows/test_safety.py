@@ -7,10 +7,10 @@ import io
 import re
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from gristmill.core.files import read_json
 from gristmill.dataprep.readers.readers import read_records
@@ -20,10 +20,10 @@ from gristmill.flows.cli import main as cli
 from gristmill.flows.pages.page_server import listen_locally
 from gristmill.flows.prefect import serving
 from gristmill.flows.running.run import Runner, StageFailedError
-from gristmill.flows.running.run_records import RunRecord
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.schema.sources import Source
+from tests.commands import call
 
 Make = Callable[..., Runner]
 SECRET = "hunter2"
@@ -72,18 +72,21 @@ def test_no_file_of_a_run_contains_url_credentials(
         "    raise ValueError(config['path'] + ' is not there')\n"
     )
     runner = toy_runner(first={"path": URL})
-    node = runner.plan["first"]
+    node = runner.session.plan["first"]
     object.__setattr__(node.stage, "run", "gristmill_secret_stages:first")
-    manifest = Manifest.model_validate({"name": "toy", "sources": {"a": {"path": URL}}})
-    record = RunRecord.start(
-        runner.store, manifest, "toy.yaml", [f"sources.a.path={URL}"], runner.plan
-    )
+    record = replace(
+        runner.session,
+        manifest=Manifest(name="toy", sources={"a": Source(path=URL)}),
+        overrides=[f"sources.a.path={URL}"],
+    ).start_record()
     with (
         pytest.raises(StageFailedError, match=re.escape(f"{MASKED} is not there")),
         record.until_end(),
     ):
         runner.run_stage("first")
-    written_files = [path for path in runner.store.root.rglob("*") if path.is_file()]
+    written_files = [
+        path for path in runner.session.store.root.rglob("*") if path.is_file()
+    ]
     assert {path.name for path in written_files} >= {
         "run.json",
         "stage.json",
@@ -108,13 +111,13 @@ def test_summaries_of_stages_mask_url_credentials(
     )
     runner = toy_runner(first={"path": URL})
     object.__setattr__(
-        runner.plan["first"].stage, "run", "gristmill_telling_stages:first"
+        runner.session.plan["first"].stage, "run", "gristmill_telling_stages:first"
     )
     summary = runner.run_stage("first").folder.manifest()["summary"]
     assert summary == {"sources": [{"path": MASKED, "token": "the"}]}
     assert [
         path
-        for path in runner.store.root.rglob("*")
+        for path in runner.session.store.root.rglob("*")
         if path.is_file() and SECRET in path.read_text()
     ] == []
 
@@ -131,12 +134,14 @@ def test_messages_of_libraries_mask_parts_of_credentials(
     )
     runner = toy_runner(first={"path": BUCKET})
     object.__setattr__(
-        runner.plan["first"].stage, "run", "gristmill_refused_stages:first"
+        runner.session.plan["first"].stage, "run", "gristmill_refused_stages:first"
     )
     with pytest.raises(StageFailedError) as error:
         runner.run_stage("first")
     assert "Invalid bucket name '***'" in str(error.value)
-    written_files = [path for path in runner.store.root.rglob("*") if path.is_file()]
+    written_files = [
+        path for path in runner.session.store.root.rglob("*") if path.is_file()
+    ]
     assert [path for path in written_files if "wJalrXUtnFEMI" in path.read_text()] == []
     assert "wJalrXUtnFEMI" not in str(runner.emit.events)  # type: ignore[attr-defined]
 
@@ -153,8 +158,7 @@ def test_store_errors_mask_credentials(
 
     monkeypatch.setattr("gristmill.core.store.Store.at", refuse)
     for command in (["status", str(tmp_path / "a.yaml")], ["runs"]):
-        result = CliRunner().invoke(cli.app, [*command, "--store", BUCKET])
-        assert result.exit_code == 2
+        result = call(*command, "--store", BUCKET, code=2)
         assert "Invalid bucket name '***'" in result.output
         assert "wJalrXUtnFEMI" not in result.output
 

@@ -168,7 +168,7 @@ def test_failed_stage_is_reported_while_another_runs(
     toy_runner: Callable[..., Runner],
 ) -> None:
     runner = toy_runner(waiting={}, failing={})
-    runner.plan["failing"].inputs.clear()  # type: ignore[attr-defined]
+    runner.session.plan["failing"].inputs.clear()  # type: ignore[attr-defined]
     began = threading.Event()
     runner.emit.on_report = lambda event: (  # type: ignore[attr-defined]
         began.set() if isinstance(event, StageProgress) else None
@@ -190,7 +190,7 @@ def test_failed_stage_is_reported_while_another_runs(
             began.wait(60)
         return runner.run_stage(name)
 
-    jobs = [Job(name, frozenset()) for name in runner.plan]
+    jobs = [Job(name, frozenset()) for name in runner.session.plan]
     with pytest.raises(StageFailedError), ThreadPoolExecutor(2) as pool:
         run_jobs(jobs, 2, partial(pool.submit, run), runner.processes.stop)
     assert states == ["unfinished"]
@@ -201,7 +201,7 @@ def test_interrupt_ends_running_stages_and_waits_for_them(
     toy_runner: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = toy_runner(first={"n": 1}, waiting={})
-    jobs = [Job(name, frozenset()) for name in runner.plan]
+    jobs = [Job(name, frozenset()) for name in runner.session.plan]
 
     def press_ctrl_c() -> None:
         raise KeyboardInterrupt  # where it interrupts the main thread
@@ -216,7 +216,7 @@ def test_interrupt_ends_running_stages_and_waits_for_them(
             ready.wait(60)
         return runner.run_stage(name)
 
-    runner.plan["waiting"].inputs.clear()  # type: ignore[attr-defined]
+    runner.session.plan["waiting"].inputs.clear()  # type: ignore[attr-defined]
 
     def start(name: str, workers: int) -> Future[Any]:
         future = pool.submit(run, name, workers)

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
 import gristmill
 from gristmill.dataprep.encoders.embeddings import load_embedder
@@ -22,7 +21,6 @@ from gristmill.dataprep.words.snippets import snippet
 from gristmill.flows.browser.browsed_run import BrowsedRun
 from gristmill.flows.browser.server import make_app
 from gristmill.flows.cli.launch import launch
-from gristmill.flows.cli.main import app
 from gristmill.flows.pages.document_elements import marked
 from gristmill.flows.pages.page_elements import Span
 from gristmill.flows.pages.pictures import dot_map
@@ -37,7 +35,9 @@ from gristmill.flows.questions.search import (
 )
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
+from tests.commands import call
 from tests.dataprep.small_models import WORDS, write_word_vectors
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -75,11 +75,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """A session whose documents are prepared in several shards."""
     folder = tmp_path_factory.mktemp("found")
     write_word_vectors(folder / "model")
-    (folder / "web.jsonl").write_text(
-        "".join(
-            json.dumps({"key": key, "text": text}) + "\n"
-            for key, text in texts().items()
-        )
+    write_jsonl(
+        folder / "web.jsonl",
+        [{"key": key, "text": text} for key, text in texts().items()],
     )
     (folder / "found.yaml").write_text(MANIFEST)
     new_session = open_session(
@@ -229,18 +227,17 @@ def test_the_command_and_the_python_interface_answer_the_same(session: Session) 
         "--limit=3",
     ]
     answer = search(session, "w3 w4 w5", limit=3)
-    printed_json = CliRunner().invoke(app, [*command, "--json"]).stdout
+    printed_json = call(*command, "--json", code=None).stdout
     assert json.loads(printed_json) == asdict(answer)
     run = gristmill.Store(session.store.root).runs[0]
     assert run.search("w3 w4 w5", limit=3) == answer
-    printed = CliRunner().invoke(app, command).stdout
+    printed = call(*command, code=None).stdout
     assert (
         f"3 of {len(texts())} documents; searched {len(texts()) - 1} by meaning"
         in printed
     )
     assert answer.hits[0].id[:16] in printed
-    wrong = CliRunner().invoke(app, [*command, "--by=smell"])
-    assert wrong.exit_code == 2
+    call(*command, "--by=smell", code=2)
 
 
 def test_browser_search_escapes_its_results(session: Session) -> None:

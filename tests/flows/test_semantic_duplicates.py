@@ -4,7 +4,6 @@ refusals.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from starlette.testclient import TestClient
 
 from gristmill.flows.browser.browsed_run import BrowsedRun
 from gristmill.flows.browser.server import make_app
-from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.explain import Judgement, history
 from gristmill.flows.report.report import render_report
-from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.session import Session
 from gristmill.mixtures.loader import ManifestError
 from tests.dataprep.small_models import write_word_vectors
+from tests.sessions import open_beside, run_all
+from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -44,25 +44,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """A session whose documents are prepared."""
     folder = tmp_path_factory.mktemp("meanings")
     write_word_vectors(folder / "model")
-    (folder / "web.jsonl").write_text(
-        "".join(
-            json.dumps({"key": key, "text": text}) + "\n" for key, text in TEXTS.items()
-        )
+    write_jsonl(
+        folder / "web.jsonl",
+        [{"key": key, "text": text} for key, text in TEXTS.items()],
     )
     (folder / "meanings.yaml").write_text(MANIFEST)
-    new_session = open_session(
-        str(folder / "meanings.yaml"), [], str(folder / "store"), until="cluster"
-    )
-    assert (
-        launch(
-            new_session,
-            list(new_session.plan),
-            frozenset(),
-            tracked=False,
-            summarise=True,
-        )
-        == 0
-    )
+    new_session = open_beside(folder / "meanings.yaml", until="cluster")
+    assert run_all(new_session) == 0
     return new_session
 
 
@@ -147,6 +135,6 @@ def test_invalid_semantic_dedup_is_rejected_before_any_work(
         re.sub(r"\{model: model, .*", step, MANIFEST, count=1)
     )
     with pytest.raises(ManifestError) as caught:
-        open_session(str(tmp_path / "wrong.yaml"), [], str(tmp_path / "store"))
+        open_beside(tmp_path / "wrong.yaml")
     assert message in str(caught.value)
     assert "dedup_semantic" in str(caught.value)

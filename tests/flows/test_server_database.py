@@ -11,7 +11,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from urllib.parse import quote
 import pytest
 
 from gristmill.flows.prefect.serving import DATABASE_VARIABLE
+from tests.commands import GRISTMILL, finished
 from tests.servers import call_prefect, free_ports, kept_password, wait_for
 
 PASSWORD = "hunter2/@%"
@@ -178,9 +178,7 @@ def test_up_stores_runs_in_postgresql_and_hides_the_password(
     with output.open("wb") as sink:
         up = subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "gristmill.flows.cli.main",
+                *GRISTMILL,
                 "up",
                 "--port",
                 str(port),
@@ -202,14 +200,11 @@ def test_up_stores_runs_in_postgresql_and_hides_the_password(
         assert [cluster.url in text for text in environments] == [True, False], (
             "the server alone knows the password"
         )
-        run = subprocess.run(
-            [sys.executable, "-m", "gristmill.flows.cli.main", "run", "tiny.yaml"],
+        run = finished(
+            [*GRISTMILL, "run", "tiny.yaml"],
             cwd=tmp_path,
-            capture_output=True,
-            text=True,
             env={**environment, "PREFECT_API_URL": api},
         )
-        assert run.returncode == 0, run.stdout + run.stderr
         settings = json.dumps(
             call_prefect(
                 api, "/admin/settings", password=kept_password(tmp_path / "prefect")

@@ -35,6 +35,7 @@ from gristmill.flows.prefect.serving import (
     check_password,
     serve_deployments,
 )
+from tests.commands import GRISTMILL, finished
 from tests.servers import (
     DEADLINE_SECONDS,
     call_prefect,
@@ -181,7 +182,7 @@ def test_deployments_run_with_parameters_from_the_api(
     }
     store = project.parent / "store"
     serving = subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli.main", "serve"],
+        [*GRISTMILL, "serve"],
         env=environment,
         cwd=project.parent,
         stdout=subprocess.DEVNULL,
@@ -251,9 +252,7 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "gristmill.flows.cli.main",
+        *GRISTMILL,
         "run",
         str(project),
         "--store",
@@ -261,17 +260,14 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     ]
     runs = []
     for how in ("Completed", "Cached"):
-        run = subprocess.run(
+        finished(
             command,
-            capture_output=True,
-            text=True,
             env={
                 **environment,
                 "PREFECT_API_URL": server,
                 "PREFECT_API_AUTH_STRING": PASSWORD,
             },
         )
-        assert run.returncode == 0, run.stdout + run.stderr
         newest = flow_runs(server)[0]
         assert newest["state_type"] == "COMPLETED"
         assert task_states(server, newest["id"]) == {"ingest": how, "filter": how}
@@ -303,11 +299,9 @@ def test_run_without_server_starts_no_server_and_stores_no_credentials(
 ) -> None:
     home = tmp_path / "prefect"
     secret = "sources.notes.licence=https://me:hunter2@example.org/licence"
-    run = subprocess.run(
+    run = finished(
         [
-            sys.executable,
-            "-m",
-            "gristmill.flows.cli.main",
+            *GRISTMILL,
             "run",
             str(project),
             "--store",
@@ -316,10 +310,7 @@ def test_run_without_server_starts_no_server_and_stores_no_credentials(
             secret,
         ],
         env=environment_with(str(home)),
-        capture_output=True,
-        text=True,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
     # a server would have created its database
     assert not home.exists() or list(home.iterdir()) == []
@@ -337,7 +328,6 @@ def test_up_starts_shares_and_stops_a_server_with_the_deployments(
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     port = free_ports()
     api = f"http://127.0.0.1:{port}/api"
-    command = [sys.executable, "-m", "gristmill.flows.cli.main"]
     printed = tmp_path / "printed.txt"
     names = ["any-manifest", "stage-of-any-manifest"]
 
@@ -353,7 +343,7 @@ def test_up_starts_shares_and_stops_a_server_with_the_deployments(
 
     with printed.open("wb") as sink:
         up = subprocess.Popen(
-            [*command, "up", "--port", str(port)],
+            [*GRISTMILL, "up", "--port", str(port)],
             env=environment,
             stdout=sink,
             cwd=tmp_path,
@@ -368,7 +358,7 @@ def test_up_starts_shares_and_stops_a_server_with_the_deployments(
             "serving",
         )
         again = subprocess.run(
-            [*command, "up", "--port", str(port)],
+            [*GRISTMILL, "up", "--port", str(port)],
             env=environment,
             capture_output=True,
             text=True,
@@ -377,18 +367,14 @@ def test_up_starts_shares_and_stops_a_server_with_the_deployments(
         assert again.returncode == 2
         assert f"port {port} is in use" in error_text
         assert f"open http://127.0.0.1:{port}, or choose" in error_text
-        below = subprocess.run(
-            [*command, "up", "--port", str(port - 1)],
-            env=environment,
-            capture_output=True,
-            text=True,
+        below = finished(
+            [*GRISTMILL, "up", "--port", str(port - 1)], code=2, env=environment
         )
-        assert below.returncode == 2
         assert f"port {port} is in use" in " ".join(below.stderr.split())
 
         with (tmp_path / "serve.txt").open("wb") as sink:
             serve = subprocess.Popen(
-                [*command, "serve"],
+                [*GRISTMILL, "serve"],
                 env={**environment, "PREFECT_API_URL": api},
                 stdout=sink,
                 cwd=tmp_path,
@@ -449,13 +435,11 @@ def test_exited_child_of_up_is_an_error_with_its_code() -> None:
 def test_serve_without_a_server_names_the_command_to_start_one(
     environment: dict[str, str],
 ) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli.main", "serve"],
-        capture_output=True,
-        text=True,
+    run = finished(
+        [*GRISTMILL, "serve"],
+        code=2,
         env={**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"},
     )
-    assert run.returncode == 2
     assert "gristmill up" in run.stderr
     assert "Traceback" not in run.stderr
 
@@ -463,10 +447,9 @@ def test_serve_without_a_server_names_the_command_to_start_one(
 def test_run_continues_if_the_server_password_is_unknown(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "gristmill.flows.cli.main"]
-    run = subprocess.run(
+    run = finished(
         [
-            *command,
+            *GRISTMILL,
             "run",
             str(project),
             "--store",
@@ -475,18 +458,11 @@ def test_run_continues_if_the_server_password_is_unknown(
             "ingest",
         ],
         env={**environment, "PREFECT_API_URL": server},
-        capture_output=True,
-        text=True,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
     assert "requires a password" in run.stdout
-    serving = subprocess.run(
-        [*command, "serve"],
-        env={**environment, "PREFECT_API_URL": server},
-        capture_output=True,
-        text=True,
+    serving = finished(
+        [*GRISTMILL, "serve"], code=2, env={**environment, "PREFECT_API_URL": server}
     )
-    assert serving.returncode == 2
     assert "set PREFECT_API_AUTH_STRING=USER:PASSWORD to the server's" in " ".join(
         serving.stderr.split()
     )

@@ -23,10 +23,11 @@ import pytest
 
 from benchmarks.store_servers import AWS_CREDENTIALS
 from gristmill.core.object_stores import VARIABLE
+from tests.commands import GRISTMILL, finished
 from tests.hosts import Host, hosts, store_beside, two_hosts
 from tests.servers import wait_for
+from tests.train.jsonl import write_jsonl
 
-GRISTMILL = [sys.executable, "-m", "gristmill"]
 MANIFEST = """
 name: two
 seed: 3
@@ -80,12 +81,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for function in (module, *vars(module).values())
         if inspect.getdoc(function)
     ]
-    (folder / "docs.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in dict.fromkeys(texts))
+    write_jsonl(
+        folder / "docs.jsonl", [{"text": text} for text in dict.fromkeys(texts)]
     )
     (folder / "m.yaml").write_text(MANIFEST.replace("FOLDER", str(folder)))
     (folder / "pause.py").write_text(PAUSE)
-    run = subprocess.run(
+    finished(
         [
             *GRISTMILL,
             "run",
@@ -96,11 +97,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--store",
             str(folder / "prepared"),
         ],
-        capture_output=True,
-        text=True,
         timeout=280,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
     return folder
 
 
@@ -160,13 +158,7 @@ def test_disconnected_host_is_named_and_the_other_resumes_with_equal_losses(
     for name in ("undisturbed", "store"):
         shutil.copytree(folder / "prepared", tmp_path / name, symlinks=True)
     command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
-    alone = subprocess.run(
-        [*command, str(tmp_path / "undisturbed")],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert alone.returncode == 0, alone.stdout + alone.stderr
+    finished([*command, str(tmp_path / "undisturbed")], timeout=280)
     store = tmp_path / "store"
     together = [*command, str(store), "--set", "engine.nodes=2"]
     with two_hosts() as (first, second):
@@ -245,13 +237,7 @@ def test_training_on_an_object_store_survives_a_disconnected_host_and_resumes_on
     pytest.importorskip("moto")
     shutil.copytree(folder / "prepared", tmp_path / "undisturbed", symlinks=True)
     command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
-    alone = subprocess.run(
-        [*command, str(tmp_path / "undisturbed")],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert alone.returncode == 0, alone.stdout + alone.stderr
+    finished([*command, str(tmp_path / "undisturbed")], timeout=280)
     with two_hosts() as hosts, store_beside(hosts, "shared") as urls:
         first, second = hosts
         environments = {
@@ -363,13 +349,10 @@ def resume_on_one_host(
         output / checkpoint, reference / "pretrain" / output.name / checkpoint
     )
     command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
-    run = subprocess.run(
+    run = finished(
         started([*command, str(reference)], *ELASTIC, f"engine.ranks={ranks}"),
-        capture_output=True,
-        text=True,
         timeout=280,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
     assert "Resumed" in run.stdout
     return losses(reference)
 
@@ -407,13 +390,10 @@ def assert_attempts_equal_trainings_of_their_size(
     assert models[0] == models[1]
     shutil.copytree(folder / "prepared", tmp_path / "undisturbed", symlinks=True)
     command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
-    alone = subprocess.run(
+    finished(
         started([*command, str(tmp_path / "undisturbed")], *ELASTIC, "engine.ranks=1"),
-        capture_output=True,
-        text=True,
         timeout=280,
     )
-    assert alone.returncode == 0, alone.stdout + alone.stderr
     lines = [metrics_lines(root) for root in (store, tmp_path / "undisturbed")]
     assert [line["step"] for line in lines[0]] == list(range(1, STEPS + 1))
     for key in ("step", "tokens", "rows_digest"):

@@ -12,17 +12,17 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
+from benchmarks.checkout import ROOT
+from tests.commands import GRISTMILL, call, finished
 from tests.hosts import Host, two_hosts
 from tests.servers import wait_for
+from tests.train.jsonl import write_jsonl
 
 MANIFEST = """
 name: arrays
@@ -59,11 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if inspect.getdoc(function)
     ]
     for number in range(12):
-        (folder / f"docs-{number:02d}.jsonl").write_text(
-            "".join(
-                json.dumps({"text": text}) + "\n"
-                for text in [*texts[number::12], f"no {number}"]
-            )
+        write_jsonl(
+            folder / f"docs-{number:02d}.jsonl",
+            [{"text": text} for text in [*texts[number::12], f"no {number}"]],
         )
     with open(folder / "docs-11.jsonl", "a") as sink:
         sink.write(json.dumps({"text": "who reads this may be held up here"}) + "\n")
@@ -73,10 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(folder: Path, out: Path, *options: str) -> list[str]:
-    outcome = CliRunner().invoke(
-        app, ["slurm", str(folder / "m.yaml"), "--out", str(out), *options]
-    )
-    assert outcome.exit_code == 0, outcome.output
+    call("slurm", folder / "m.yaml", "--out", out, *options)
     return sorted(path.name for path in out.iterdir())
 
 
@@ -152,7 +147,7 @@ def test_slurm_jobs_are_arrays_or_multi_host_trainings_chained_by_dependencies(
 
 @pytest.mark.slow
 def test_commands_of_the_hosts_page_are_valid(folder: Path, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
+    page = (ROOT / "docs" / "hosts.md").read_text()
     commands = re.findall(r"^gristmill .*$", page, re.MULTILINE)
     assert [command.split()[1] for command in commands] == [
         "run",
@@ -168,8 +163,7 @@ def test_commands_of_the_hosts_page_are_valid(folder: Path, tmp_path: Path) -> N
             .replace("/shared", str(tmp_path))
             .split()[1:]
         )
-        outcome = CliRunner().invoke(app, [*words, *more])
-        assert outcome.exit_code == 0, outcome.output
+        call(*words, *more)
     submitted = (tmp_path / "jobs" / "submit.sh").read_text()
     assert page.count("sbatch --array=3 slurm/02-") == 1
     assert " 02-" in submitted
@@ -195,11 +189,9 @@ def test_unsupported_multi_host_options_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("GRISTMILL_STORE", raising=False)
-    outcome = CliRunner().invoke(
-        app,
-        ["slurm", str(folder / "m.yaml"), "--out", str(tmp_path / "jobs"), *options],
+    outcome = call(
+        "slurm", folder / "m.yaml", "--out", tmp_path / "jobs", *options, code=2
     )
-    assert outcome.exit_code == 2
     assert sentence in " ".join(outcome.output.split())
     assert not (tmp_path / "jobs").exists()
 
@@ -232,10 +224,7 @@ class StandIn:
         """Run `submit.sh` and return the submitted scripts, each of which waits for the
         previous one.
         """
-        process = subprocess.run(
-            [str(script)], env=self.environment, capture_output=True, text=True
-        )
-        assert process.returncode == 0, process.stderr
+        process = finished([str(script)], env=self.environment)
         submissions = [line.split() for line in self._queue.read_text().splitlines()]
         assert process.stdout == f"the last job is {len(submissions)}\n"
         assert [line[1:-1] for line in submissions] == [
@@ -290,9 +279,7 @@ def tasks_of(script: Path) -> range:
 
 def kill(process: subprocess.Popen[str]) -> None:
     """Kill a task and all its child processes, as Slurm does."""
-    listed = subprocess.run(
-        ["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True
-    ).stdout
+    listed = finished(["ps", "-eo", "pid,ppid"]).stdout
     children: dict[int, list[int]] = {}
     for line in listed.splitlines()[1:]:
         pid, parent = map(int, line.split())
@@ -330,9 +317,7 @@ def test_arrays_on_two_hosts_write_equal_bytes_even_after_a_killed_task(
     again.
     """
     alone = [
-        sys.executable,
-        "-m",
-        "gristmill",
+        *GRISTMILL,
         "run",
         str(folder / "m.yaml"),
         "--until",
@@ -340,10 +325,7 @@ def test_arrays_on_two_hosts_write_equal_bytes_even_after_a_killed_task(
         "--no-ui",
         "--store",
     ]
-    process = subprocess.run(
-        [*alone, str(tmp_path / "alone")], capture_output=True, text=True, timeout=250
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
+    finished([*alone, str(tmp_path / "alone")], timeout=250)
     store = tmp_path / "store"
     write(
         folder,

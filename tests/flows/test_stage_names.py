@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 from gristmill.flows.stages.registry import STAGES
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = frozenset(STAGES) - {"documents"}
 """`documents` is a word of almost every module."""
 WORDS = frozenset(

@@ -23,7 +23,6 @@ from gristmill.flows.running import stage_server
 from gristmill.flows.running.fork_server import ForkServer, ForkServerError, Server
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.stages.registry import STAGES
-from gristmill.flows.stages.stage import Requirements
 from gristmill.mixtures.schema.engine import Engine
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
@@ -40,9 +39,7 @@ def forked(
     """Return a factory for runners whose toy stages are forked."""
     monkeypatch.setattr(stage_server, "FORKABLE", ("gristmill_toy_stages:",))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    server = stage_server.StageServer(
-        stage_server.__name__, {"PYTHONHASHSEED": "0"}, ["gristmill_toy_stages"]
-    )
+    server = stage_server.StageServer(stage_server.__name__, {"PYTHONHASHSEED": "0"})
     yield lambda **configs: replace(toy_runner(**configs), server=server)
     server.close()
     assert not server.is_running
@@ -51,15 +48,14 @@ def forked(
 @pytest.mark.slow
 def test_forked_stage_has_the_same_output_and_events(forked: Make) -> None:
     runner = forked(first={"n": 2}, second={})
-    assert [runner.run_stage(stage).how for stage in runner.plan] == [
+    assert [runner.run_stage(stage).how for stage in runner.session.plan] == [
         "Completed",
         "Completed",
     ]
     assert (runner.folder("second").data / "1.txt").read_text() == "1"
     assert runner.emit.done == [1, 2]  # type: ignore[attr-defined]
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
-    cost = runner.folder("second").manifest()["cost"]
-    assert 0 <= cost["cpu_seconds"] < 5, (
+    assert 0 <= runner.folder("second").manifest()["cost"]["cpu_seconds"] < 5, (
         "the stage does not share modules that the server imported"
     )
 
@@ -122,10 +118,7 @@ def test_stage_starts_without_a_dead_fork_server(
 def test_only_several_data_stages_and_trainings_of_proxies_are_forked() -> None:
     def node(name: str, run: str, torchrun: bool = False) -> Any:
         toy = toy_node(name, {})
-        requirements = Requirements(torchrun=torchrun)
-        return replace(
-            toy, stage=replace(toy.stage, run=run, requirements=requirements)
-        )
+        return replace(toy, stage=replace(toy.stage, run=run, torchrun=torchrun))
 
     plan = {
         "filter": node("filter", "gristmill.dataprep.filters.filter:run"),
@@ -234,7 +227,7 @@ def test_lazily_imported_modules_are_imported_before_forking(
             *stage_server.LATER,
             "gristmill.dataprep.dedup.dedup",
         ]
-    assert STAGES["filter"].requirements.preload(Filter()) == []
+    assert STAGES["filter"].preload(Filter()) == []
 
 
 @pytest.mark.parametrize(

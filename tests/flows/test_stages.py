@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from benchmarks.checkout import ROOT
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Node, UnknownStageError, add_later_stages
 from gristmill.flows.stages.registry import STAGES
@@ -18,9 +19,7 @@ from gristmill.tokenize.encoding.bpe import train
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
-DEMO_CHAT = str(
-    Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo-chat.yaml"
-)
+DEMO_CHAT = str(ROOT / "mixtures" / "demo-chat.yaml")
 
 
 @cache

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from tests.flows.doc_pages import BLOCK, MARKED, run_page
-from tests.test_architecture import ROOT
 
 START = ROOT / "docs" / "start"
 RUN = ["only-clean.md", "only-fine-tune.md", "only-tokens.md", "own-corpus.md"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from benchmarks.public_data import language_model
 from benchmarks.store_servers import object_store
 from gristmill.core.files import sha256_file
 from gristmill.dataprep.runners.errors import MissingEngineError
+from tests.commands import GRISTMILL, finished
 from tests.dataprep.small_models import write_word_vectors
 from tests.strangers import BUCKET, CLUSTERS, machines
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(language_model() is None, reason="lid.176.ftz is missing"),
 ]
-RUN = (sys.executable, "-m", "gristmill", "run")
+RUN = (*GRISTMILL, "run")
 TRAINING = """
 pretrain: {model: {layers: 1, width: 32, heads: 2}, steps: 6, global_batch_size: 4, micro_batch_size: 4, log_every: 1}
 """
@@ -112,10 +112,7 @@ def expected(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
             (sys.executable, "-c", SEND, str(project.parent), BUCKET),
             (*RUN, str(project), "--no-ui", "--store", str(store)),
         ):
-            process = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=False
-            )
-            assert process.returncode == 0, process.stdout + process.stderr
+            finished(command, env=environment)
     checksums = sums(store)
     assert {name.partition("/")[0] for name in checksums} == set(STAGES)
     return checksums
@@ -174,7 +171,7 @@ def test_workers_sharing_only_a_store_write_the_bytes_of_one_machine(
                 )
                 assert "waiting for another run" in " ".join(output.split())
             else:
-                cluster.run(sys.executable, "-m", "gristmill", *arguments)
+                cluster.run(*GRISTMILL, *arguments)
             cluster.run(
                 sys.executable,
                 "-c",

@@ -4,7 +4,6 @@ differ in nothing else.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +44,7 @@ from gristmill.flows.sweeps.sweep_report import (
 )
 from gristmill.mixtures.loader import parse_manifest
 from gristmill.tokenize.packed_files import ShardEntry
+from tests.train.jsonl import write_jsonl
 
 OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
 MANIFEST = """\
@@ -347,25 +347,21 @@ def planned_sweep(
 
 
 def test_task_metric_can_be_the_target(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        "\n".join(
-            map(
-                json.dumps,
-                [
-                    {"step": 5, "tasks": {"quiz": {"acc": 0.1, "brier_score": 0.9}}},
-                    {
-                        "step": 9,
-                        "tasks": {
-                            "quiz": {"acc": 0.2, "brier_score": 0.75},
-                            "gap": {"acc": 0.0, "perplexity": math.exp(3.5)},
-                            "text": {"bits_per_byte": 2.5, "byte_perplexity": 5.6},
-                            "hellaswag": {"acc": 0.25, "acc_norm": 0.5},
-                        },
-                    },
-                    {"step": 9, "loss": 2.0},
-                ],
-            )
-        )
+    write_jsonl(
+        tmp_path / "metrics.jsonl",
+        [
+            {"step": 5, "tasks": {"quiz": {"acc": 0.1, "brier_score": 0.9}}},
+            {
+                "step": 9,
+                "tasks": {
+                    "quiz": {"acc": 0.2, "brier_score": 0.75},
+                    "gap": {"acc": 0.0, "perplexity": math.exp(3.5)},
+                    "text": {"bits_per_byte": 2.5, "byte_perplexity": 5.6},
+                    "hellaswag": {"acc": 0.25, "acc_norm": 0.5},
+                },
+            },
+            {"step": 9, "loss": 2.0},
+        ],
     )
     assert task_errors(tmp_path / "metrics.jsonl") == {
         "quiz": 0.75,

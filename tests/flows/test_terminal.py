@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import io
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.checkout import ROOT
 from gristmill.flows.questions.what_changed import PlannedStage, print_plan
 from gristmill.flows.report.facts import Facts
 from gristmill.flows.report.terminal_summary import print_next
@@ -24,12 +25,9 @@ from gristmill.flows.running.events import (
     StageStarted,
 )
 from gristmill.flows.running.run import Runner
-from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import TerminalObserver, plain_console
-from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.schema.sources import Source
+from tests.commands import finished
 
-ROOT = Path(__file__).parents[2]
 WRITTEN = "sft.lora.targets=[q_proj] [/bold] :smile: \\[x] [red]a[/red]"
 
 
@@ -52,15 +50,10 @@ def test_brackets_and_colons_are_printed_in_sentences_cells_and_headings() -> No
 def test_a_printed_command_can_be_typed_again(
     toy_runner: Callable[..., Runner],
 ) -> None:
-    runner = toy_runner(first={"n": 1})
-    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
-    session = Session(
-        manifest,
-        "my[old].yaml",
-        ["sft.lora.targets=[q_proj]"],
-        runner.store,
-        None,
-        runner.plan,
+    session = replace(
+        toy_runner(first={"n": 1}).session,
+        manifest_file="my[old].yaml",
+        overrides=["sft.lora.targets=[q_proj]"],
         until="first",
     )
     console, stream = printed()
@@ -82,9 +75,7 @@ def test_a_printed_command_can_be_typed_again(
 def test_run_names_its_own_report_even_if_a_newer_exists(
     toy_runner: Callable[..., Runner],
 ) -> None:
-    runner = toy_runner(first={"n": 1})
-    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
-    session = Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
+    session = toy_runner(first={"n": 1}).session
     own_run, newer_run = (session.start_record() for _ in range(2))
     for record in (own_run, newer_run):
         (record.folder / "report.html").write_text("<title>toy</title>")
@@ -100,7 +91,7 @@ def test_a_bar_shows_a_job_by_its_name(toy_runner: Callable[..., Runner]) -> Non
         file=stream, force_terminal=True, width=120, markup=False, emoji=False
     )
     observer, runner = TerminalObserver(console), toy_runner(first={"n": 1})
-    node = runner.plan["first"]
+    node = runner.session.plan["first"]
     observer(StageStarted(node, runner.folder("first"), resuming=False))
     observer(StageProgress(node, 1, 2, "[x]", job="[bold]a[/bold]"))
     observer.stop_bars()
@@ -113,8 +104,8 @@ def test_names_of_stages_have_a_column_as_wide_as_the_longest(
 ) -> None:
     console, stream = printed()
     runner = toy_runner(mix={"n": 1}, dedup_semantic={"n": 2})
-    observer = TerminalObserver(console, runner.plan)
-    for name, node in runner.plan.items():
+    observer = TerminalObserver(console, runner.session.plan)
+    for name, node in runner.session.plan.items():
         folder = runner.folder(name)
         observer(StageStarted(node, folder, resuming=False))
         outcome = Outcome(name, node.fingerprint, "Completed", 1.5, folder)
@@ -168,11 +159,5 @@ def test_duckdb_command_prints_only_its_answer(
         "import gristmill.flows.cli.main as cli, duckdb, sys; sys.argv[1:] = "
         "['--version']; cli.main()"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", command],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
+    process = finished([sys.executable, "-c", command], cwd=tmp_path)
     assert (process.stderr, process.stdout.split()[0]) == ("", "gristmill")

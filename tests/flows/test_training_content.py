@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from gristmill.flows.cli.main import app
+from tests.commands import call
+from tests.train.jsonl import write_jsonl
 
 WORDS = (
     "The river ran past the old mill and turned its wheel all day long, and "
@@ -36,10 +36,8 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"text": f"{number} {WORDS}", "url": f"https://www.{host}.org/{number}"}
         for number, host in enumerate(["mill"] * 3 + ["river"])
     ]
-    Path("web.jsonl").write_text(
-        "\n".join(
-            map(json.dumps, [*pages, {"text": "Short.", "url": "https://short.org"}])
-        )
+    write_jsonl(
+        Path("web.jsonl"), [*pages, {"text": "Short.", "url": "https://short.org"}]
     )
     Path("seeds.jsonl").write_text(json.dumps({"prompt": "What does a mill do?"}))
     Path("books").mkdir()
@@ -49,8 +47,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(*arguments: str) -> str:
-    outcome = CliRunner().invoke(app, ["report", "m.yaml", *arguments])
-    assert outcome.exit_code == 0, outcome.output
+    outcome = call("report", "m.yaml", *arguments)
     return Path(outcome.output.strip()).read_text()
 
 
@@ -58,15 +55,9 @@ def report(*arguments: str) -> str:
 def test_summary_fills_in_sources_domains_licences_and_steps(
     prepared: Path,
 ) -> None:
-    outcome = CliRunner().invoke(app, ["report", "m.yaml", "--training-summary"])
-    assert outcome.exit_code == 2
+    outcome = call("report", "m.yaml", "--training-summary", code=2)
     assert "no documents are read yet" in outcome.output
-    assert (
-        CliRunner()
-        .invoke(app, ["run", "m.yaml", "--no-ui", "--until", "filter"])
-        .exit_code
-        == 0
-    )
+    call("run", "m.yaml", "--no-ui", "--until", "filter")
     lines = report("--training-summary", "--format", "md").splitlines()
     titles = [line for line in lines if line.startswith("##")]
     assert titles == [
@@ -106,8 +97,7 @@ def test_summary_fills_in_sources_domains_licences_and_steps(
         "| provider, authorised representative | to be filled in by the provider |"
         in lines
     )
-    page = report("--training-summary")
-    assert "<td>mill.org</td>" in page
+    assert "<td>mill.org</td>" in report("--training-summary")
     assert "# mine" in report("--format", "md")
     # the file's suffix chooses the format by default
     assert report("--out", "written.md").startswith("# mine")
@@ -151,15 +141,13 @@ def crawled(prepared: Path) -> Path:
         "  books: {path: 'books/*.txt'}\nprepare: [licences]\n"
         "tokenizer: {vocab_size: 300}\n"
     )
-    command = ["run", "m.yaml", "--no-ui", "--until", "tokenize"]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    call(*["run", "m.yaml", "--no-ui", "--until", "tokenize"])
     return prepared
 
 
 @pytest.mark.slow
 def test_licences_by_source_with_the_unknown_share(crawled: Path) -> None:
-    outcome = CliRunner().invoke(app, ["licences", "m.yaml", "--json"])
-    found = json.loads(outcome.output)
+    found = json.loads(call("licences", "m.yaml", "--json").output)
     assert found["basis"] == "tokens"
     assert set(found["licences"]) == {"MIT", "unknown"}
     (unknown,) = (row for row in found["shares"] if row["licence"] == "unknown")
@@ -170,8 +158,7 @@ def test_licences_by_source_with_the_unknown_share(crawled: Path) -> None:
 
 @pytest.mark.slow
 def test_cards_state_the_collection_and_the_licences(crawled: Path) -> None:
-    outcome = CliRunner().invoke(app, ["publish", "m.yaml", "--cards", "cards"])
-    assert outcome.exit_code == 0, outcome.output
+    call("publish", "m.yaml", "--cards", "cards")
     assert {path.name for path in Path("cards").iterdir()} == {
         "README.md",
         "croissant.json",
@@ -202,13 +189,10 @@ def test_cards_beside_an_export_describe_its_files(crawled: Path) -> None:
     export = ["export-documents", "m.yaml", "--format", "hf", "--out", "set"]
     publish = ["publish", "m.yaml", "--cards", "set"]
     for command in (export, publish, publish):
-        outcome = CliRunner().invoke(app, command)
-        assert outcome.exit_code == 0, outcome.output
-    metadata = json.loads(Path("set/croissant.json").read_text())
-    (file, _) = metadata["distribution"]
+        call(*command)
+    (file, _) = json.loads(Path("set/croissant.json").read_text())["distribution"]
     assert file["name"] == "data/train-00000-of-00001.parquet"
-    mlcroissant = pytest.importorskip("mlcroissant")
-    dataset = mlcroissant.Dataset("set/croissant.json")
+    dataset = pytest.importorskip("mlcroissant").Dataset("set/croissant.json")
     assert not dataset.metadata.ctx.issues.errors
     assert len(list(dataset.records("documents"))) == 32
     Path("other").mkdir()
@@ -216,5 +200,4 @@ def test_cards_beside_an_export_describe_its_files(crawled: Path) -> None:
     Path("plain").mkdir()
     Path("plain/_documents.json").write_text('{"format": "parquet"}')
     for folder in ("other", "plain"):
-        outcome = CliRunner().invoke(app, ["publish", "m.yaml", "--cards", folder])
-        assert outcome.exit_code == 2
+        call("publish", "m.yaml", "--cards", folder, code=2)

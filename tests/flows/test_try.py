@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from gristmill.flows.cli.main import app
+from tests.commands import call
 
 STEPS = """
 import os
@@ -62,7 +62,7 @@ def tried(*arguments: str) -> dict[str, Any]:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["try", *arguments])
+    return call("try", *arguments, code=None)
 
 
 def test_an_annotators_columns_and_drops_are_shown(folder: Path) -> None:

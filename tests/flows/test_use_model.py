@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.llm.client import Asking
 from gristmill.dataprep.llm.local_endpoint import ServerError
 from gristmill.dataprep.llm.prompting import prompt
-from gristmill.flows.cli.main import app
 from gristmill.flows.models.find_model import ModelNotFoundError, find_model
 from gristmill.flows.models.generate import read_prompts
 from gristmill.flows.models.model_server import ModelServer
@@ -40,6 +39,8 @@ from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages.export import write_folder
+from tests.commands import call
+from tests.train.jsonl import read_jsonl
 
 API_KEY = "key-of-the-tests"
 DEADLINE_SECONDS = 120.0
@@ -115,8 +116,8 @@ def generated(
     (folder / "prompts.jsonl").write_text(prompts)
     out = folder / "out.jsonl"
     arguments = [str(model), str(folder / "prompts.jsonl"), f"--out={out}", *options]
-    result = CliRunner().invoke(app, ["generate", *arguments])
-    return result, list(map(json.loads, out.read_text().splitlines()))
+    result = call("generate", *arguments, code=None)
+    return result, read_jsonl(out)
 
 
 @pytest.mark.slow
@@ -186,22 +187,20 @@ def test_lines_without_a_prompt_are_named(
     stage: Path, tmp_path: Path, line: str, message: str
 ) -> None:
     (tmp_path / "prompts.jsonl").write_text(line + "\n")
-    result = CliRunner().invoke(
-        app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")]
-    )
-    assert result.exit_code == 2
+    result = call("generate", stage, tmp_path / "prompts.jsonl", code=2)
     assert message in result.output
 
 
 @pytest.mark.slow
 def test_chat_remembers_the_conversation_until_it_is_cleared(stage: Path) -> None:
     def chat(*lines: str) -> list[str]:
-        result = CliRunner().invoke(
-            app,
-            ["chat", str(stage), "--max-new-tokens=8", "--temperature=0"],
+        result = call(
+            "chat",
+            stage,
+            "--max-new-tokens=8",
+            "--temperature=0",
             input="\n".join(lines) + "\n",
         )
-        assert result.exit_code == 0, result.output
         return result.stdout.split("\n")
 
     once, twice = chat("red"), chat("red", "red", "/exit")
@@ -395,8 +394,7 @@ def test_transformers_agrees_with_a_model_and_disagrees_with_a_damaged_one(
         monkeypatch.setenv(name, "1")
     from gristmill.flows.models import transformers_check
 
-    result = CliRunner().invoke(app, ["verify", str(stage), "--json"])
-    assert result.exit_code == 0, result.output
+    result = call("verify", stage, "--json")
     findings = json.loads(result.stdout[result.stdout.index("[\n") :])
     assert [finding["verdict"] for finding in findings] == ["agrees"] * 3
     assert {*findings[0]} == {"measure", "ours", "theirs", "allowed", "gap", "verdict"}
@@ -409,8 +407,7 @@ def test_transformers_agrees_with_a_model_and_disagrees_with_a_damaged_one(
         return model
 
     monkeypatch.setattr(transformers_check, "load_model", damaged)
-    result = CliRunner().invoke(app, ["verify", str(exported)])
-    assert result.exit_code == 1
+    result = call("verify", exported, code=1)
     assert "DISAGREES" in result.stdout
 
 

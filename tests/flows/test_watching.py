@@ -34,23 +34,9 @@ from gristmill.flows.questions.status import (
 from gristmill.flows.running.events import StageEvent, StageProgress
 from gristmill.flows.running.launch import why_the_store_failed
 from gristmill.flows.running.run import Runner, StageFailedError
-from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import UnknownStageError
-from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.schema.sources import Source
 
 Make = Callable[..., Runner]
-
-
-def session_of(runner: Runner) -> Session:
-    return Session(
-        Manifest(name="toy", sources={"a": Source(path="x")}),
-        "toy.yaml",
-        [],
-        runner.store,
-        None,
-        runner.plan,
-    )
 
 
 @pytest.mark.slow
@@ -58,7 +44,7 @@ def test_running_stage_is_shown_with_progress_and_followed_to_its_end(
     toy_runner: Make,
 ) -> None:
     runner = toy_runner(first={"n": 4}, second={})
-    session = session_of(runner)
+    session = runner.session
     followed_lines: list[str] = []
 
     def look(event: StageEvent) -> None:
@@ -151,7 +137,7 @@ def test_unwritable_progress_does_not_end_the_stage(
 @pytest.mark.slow
 def test_log_of_the_failed_stage_is_shown(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, exiting={})
-    session = session_of(runner)
+    session = runner.session
     with pytest.raises(
         NoLogError, match=r"nothing of toy\.yaml has been run .*gristmill run toy\.yaml"
     ):
@@ -201,10 +187,10 @@ def test_status_shows_the_rules_that_dropped_most_documents(
     )
     runner = toy_runner(first={"n": 1}, second={})
     object.__setattr__(
-        runner.plan["first"].stage, "run", "gristmill_dropping_stages:first"
+        runner.session.plan["first"].stage, "run", "gristmill_dropping_stages:first"
     )
     runner.run_stage("first")
-    session = session_of(runner)
+    session = runner.session
     rows = stage_states(session)
     assert rows[0].documents == DocumentCounts(
         read=28, kept=8, quarantined=1, dropped={"rules/short": 12, "b": 7}
@@ -238,7 +224,7 @@ def test_unwritable_store_error_advises_to_fix_it_first(
 ) -> None:
     message = why_the_store_failed(
         OSError(number, os.strerror(number), "/a/b"),
-        session_of(toy_runner(first={"n": 1})),
+        toy_runner(first={"n": 1}).session,
     )
     assert re.search(advice, message)
 
@@ -246,9 +232,7 @@ def test_unwritable_store_error_advises_to_fix_it_first(
 def test_full_store_error_names_the_gc_command(
     toy_runner: Make,
 ) -> None:
-    session = replace(
-        session_of(toy_runner(first={"n": 1})), store_option="small/store"
-    )
+    session = replace(toy_runner(first={"n": 1}).session, store_option="small/store")
     message = why_the_store_failed(
         OSError(errno.ENOSPC, "No space left on device"), session
     )

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.checkout import ROOT
 from gristmill.mixtures.loader import parse_manifest
 from gristmill.mixtures.steps.asked_model import AskedModel
 from tests.chat_endpoint import Endpoint
 from tests.flows.doc_pages import BLOCK, MARKED, run_page
-from tests.test_architecture import ROOT
 
 MODELS_READ = ("annotators.md", "judges.md", "examples.md", "meaning.md")
 """Pages about models in the data path."""

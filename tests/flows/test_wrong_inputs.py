@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
+from tests.commands import call
 
 MANIFEST = """\
 name: good
@@ -348,7 +348,7 @@ def assert_refused(command: str, sentence: str, project: Path) -> None:
     paths_before = set(project.rglob("*"))
     arguments = [part for part in command.split(" ") if part]
 
-    result = CliRunner().invoke(app, arguments, input="", terminal_width=1000)
+    result = call(*arguments, input="", terminal_width=1000, code=None)
 
     assert isinstance(result.exception, SystemExit), f"{command}: {result.exception!r}"
     assert (result.exit_code, sentence in result.output) == (2, True), (
@@ -368,9 +368,7 @@ def test_invalid_manifest_setting_or_store_is_rejected(manifest, project):
 
 
 def test_every_missing_file_is_reported_at_once_with_line_and_key(project):
-    result = CliRunner().invoke(
-        app, ["plan", "several-wrong.yaml"], terminal_width=1000
-    )
+    result = call("plan", "several-wrong.yaml", code=2, terminal_width=1000)
 
     assert [
         line.partition(f"{project}/")[0] + line.partition(f"{project}/")[2][:16]

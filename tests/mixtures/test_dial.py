@@ -12,7 +12,7 @@ from gristmill.flows.planning.derived_settings import (
     derived_keys,
     in_a_sentence,
 )
-from gristmill.flows.stages.pretrain import configure
+from gristmill.flows.stages.pretrain import STAGE
 from gristmill.mixtures.loader import ManifestError, parse_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.scaling.size_rules import depth_of
@@ -79,8 +79,7 @@ def test_explicit_keys_win_and_derived_keys_follow_from_them() -> None:
     assert section.optimizer.kind == "muon"
     assert section.optimizer.learning_rate < free.optimizer.learning_rate
     assert section.global_batch_size > free.global_batch_size
-    halved = section_of("depth: 4, global_batch_size: 8")
-    assert halved.steps == pytest.approx(
+    assert section_of("depth: 4, global_batch_size: 8").steps == pytest.approx(
         free.steps * free.global_batch_size / 8, rel=0.01
     )
 
@@ -145,7 +144,7 @@ def test_fingerprint_depends_on_derived_values_only() -> None:
         f"optimizer: {{kind: muon, embedding_rate_scale: 12, learning_rate: {section.optimizer.learning_rate}, weight_decay: "
         f"{section.optimizer.weight_decay}}}, schedule: {{decay_fraction: 0.6}}"
     )
-    assert configure(from_depth, False) == configure(spelt_out, False)
+    assert STAGE.configure(from_depth, False) == STAGE.configure(spelt_out, False)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from gristmill.mixtures.loader import ManifestError, load_manifest, parse_manifest
 from gristmill.mixtures.manifest import Manifest
-from tests.test_architecture import ROOT
 
 GOOD = """\
 name: small

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checkout import ROOT
 from gristmill.mixtures.loader import ManifestError, all_keys, load_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.other_names import OTHER_NAMES, TRAININGS, hint_of
 
-COMPARED = Path(__file__).parents[2] / "docs" / "compared.md"
+COMPARED = ROOT / "docs" / "compared.md"
 
 
 def test_table_maps_foreign_names_to_existing_keys() -> None:

@@ -16,6 +16,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from gristmill.core.files import read_json
+from gristmill.flows.running.run import Runner
 from gristmill.mixtures.loader import ManifestError
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train import trainer
@@ -198,7 +199,7 @@ def test_resumed_training_has_the_same_bits(
     run_stage: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = opened(folder, manifest("modernbert"))
-    runner = session.runner(lambda event: None)
+    runner = Runner(session, lambda event: None)
     for name in ("tokenizer", "model"):
         runner.run_stage(name)
     inputs = {name: session.folder(name).data for name in ("tokenizer", "model")}
