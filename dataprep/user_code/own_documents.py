@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.core.arrays import Column, hex_ids
+from gristmill.core.arrays import Column, admit_pandas, hex_ids
 from gristmill.core.secrets import mask_text
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counted
@@ -109,6 +109,7 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
         OwnCodeError: the function cannot be loaded or called, or reads an unknown
             column.
     """
+    admit_pandas()  # its import is not a part of the user's time
     with TimeLimit(step.time_limit_seconds) as limit:
         try:
             function = limit.call(load_function, step.use)
