@@ -37,6 +37,7 @@ def write_packed_set(
     validation: Mapping[str, np.ndarray] | None = None,
     pieces: pa.Table | None = None,
     shard_rows: int | None = None,
+    validation_pieces: Mapping[str, pa.Table] | None = None,
 ) -> None:
     """Write a whole packed set from memory.
 
@@ -48,6 +49,7 @@ def write_packed_set(
         validation: source -> (n, L) tokens.
         pieces: PIECES_SCHEMA, of the training rows; none by default.
         shard_rows: rows per shard; all by default.
+        validation_pieces: source -> pieces of its validation rows; none by default.
 
     Raises:
         PackedSetError: the counts do not sum to R, or a token is outside the
@@ -79,7 +81,9 @@ def write_packed_set(
     ]
     held_out = {
         source: write_rows(
-            folder / validation_name(source), part.astype(DTYPES[name]), no_pieces
+            folder / validation_name(source),
+            part.astype(DTYPES[name]),
+            (validation_pieces or {}).get(source, no_pieces),
         )
         for source, part in checked.items()
     }

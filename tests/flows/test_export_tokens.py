@@ -16,7 +16,7 @@ from gristmill.flows.cli import application
 from gristmill.flows.cli import data as data_commands
 from gristmill.tokenize.packed import PackedSet
 from tests.commands import call
-from tests.packed_sets import write_packed_set
+from tests.packed_sets import piece_table, write_packed_set
 
 LENGTH = 8
 
@@ -24,32 +24,17 @@ LENGTH = 8
 @pytest.fixture
 def mix(tmp_path: Path) -> Path:
     """A set of 12 rows whose pieces are whole rows."""
-    import pyarrow as pa
-
-    from gristmill.tokenize.packed_files import PIECES_SCHEMA
-    from gristmill.tokenize.packed_writing import write_rows
-
     rows = np.arange(12 * LENGTH).reshape(12, LENGTH) + 2
     folder = tmp_path / "mix"
     write_packed_set(
-        folder, rows, {"a": 12}, {"vocab_size": 200, "eos": 0, "pad": 1, "sha256": ""}
+        folder,
+        rows,
+        {"a": 12},
+        {"vocab_size": 200, "eos": 0, "pad": 1, "sha256": ""},
+        pieces=piece_table(
+            row=range(12), start=[0] * 12, length=[LENGTH] * 12, id=[b"i" * 16] * 12
+        ),
     )
-    pieces = pa.table(
-        {
-            "row": np.arange(12),
-            "start": [0] * 12,
-            "length": [LENGTH] * 12,
-            "id": [b"i" * 16] * 12,
-            "source": [0] * 12,
-            "copy": [0] * 12,
-            "offset": [0] * 12,
-        }
-    ).cast(PIECES_SCHEMA)
-    manifest = read_json(folder / "packed.json")
-    manifest["train"]["shards"] = [
-        write_rows(folder / "train-00000.bin", rows.astype("<u2"), pieces)
-    ]
-    write_json(folder / "packed.json", manifest)
     return folder
 
 

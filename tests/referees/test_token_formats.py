@@ -20,8 +20,8 @@ from gristmill.tokenize.exporting.exported_files import (
     export_tokens,
 )
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, dtype_name
-from gristmill.tokenize.packed_writing import write_rows
+from gristmill.tokenize.packed_files import PIECES_SCHEMA
+from tests.packed_sets import write_packed_set
 
 from .token_readers import (
     llmc_batches,
@@ -33,11 +33,11 @@ from .token_readers import (
     read_nanogpt,
 )
 
-EOS, PAD, LENGTH, SHARDS, SEED = 0, 1, 16, (14, 9, 2), 5
+EOS, PAD, LENGTH, SEED = 0, 1, 16, 5
 
 
 def random_rows(
-    rng: np.random.Generator, rows: int, first: int, vocab: int, padded: bool
+    rng: np.random.Generator, rows: int, vocab: int, padded: bool
 ) -> tuple[np.ndarray, pa.Table]:
     """Draw rows of documents of 2 to 8 tokens that end in EOS; if `padded`, some rows
     end in padding.
@@ -50,7 +50,7 @@ def random_rows(
             tokens[row, end - 1] = EOS
             pieces.append(
                 {
-                    "row": first + row,
+                    "row": row,
                     "start": start,
                     "length": end - start,
                     "id": rng.bytes(16),
@@ -60,44 +60,27 @@ def random_rows(
                 }
             )
         tokens[row, filled:] = PAD
-    return tokens.astype(DTYPES[dtype_name(vocab)]), pa.Table.from_pylist(
-        pieces, PIECES_SCHEMA
-    )
+    return tokens, pa.Table.from_pylist(pieces, PIECES_SCHEMA)
 
 
 def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
     """Write three shards of two sources, and held-out rows of the second."""
-    rng, shards, first = np.random.default_rng(vocab), [], 0
-    for number, rows in enumerate(SHARDS):
-        tokens, pieces = random_rows(rng, rows, first, vocab, padded)
-        shards.append(
-            write_rows(folder / f"train-{number:05d}.bin", tokens, pieces, first)
-        )
-        first += rows
-    held_out = {
-        name: write_rows(
-            folder / f"val-{name}-00000.bin", *random_rows(rng, rows, 0, vocab, False)
-        )
-        for name, rows in (("a", 0), ("b", 3))
-    }
-    write_json(
-        folder / "packed.json",
-        {
-            "format": 4,
-            "dtype": dtype_name(vocab),
-            "sequence_length": LENGTH,
-            "sources": ["a", "b"],
-            "tokenizer": {
-                "vocab_size": vocab,
-                "eos": EOS,
-                "pad": PAD,
-                "sha256": "0" * 64,
-            },
-            "validation": held_out,
-            "packing": "best_fit" if padded else "stream",
-            "train": {"rows": first, "rows_per_source": [15, 10], "shards": shards},
-        },
+    rng = np.random.default_rng(vocab)
+    rows, pieces = random_rows(rng, 25, vocab, padded)
+    held_out, held_out_pieces = random_rows(rng, 3, vocab, False)
+    write_packed_set(
+        folder,
+        rows,
+        {"a": 15, "b": 10},
+        {"vocab_size": vocab, "eos": EOS, "pad": PAD, "sha256": "0" * 64},
+        {"a": held_out[:0], "b": held_out},
+        pieces,
+        shard_rows=10,
+        validation_pieces={"b": held_out_pieces},
     )
+    manifest = read_json(folder / "packed.json")
+    packing = "best_fit" if padded else "stream"
+    write_json(folder / "packed.json", {**manifest, "packing": packing})
     return PackedSet(folder)
 
 

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
-from gristmill.core.files import read_json, write_json
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import PIECES_SCHEMA
-from gristmill.tokenize.packed_writing import write_rows
 from gristmill.train.loop.objective import UNTRAINED
 from gristmill.train.objectives.next_token import NextToken
-from tests.packed_sets import write_packed_set
+from tests.packed_sets import piece_table, write_packed_set
 
 PAD, EOS, LENGTH, VOCAB = 1, 0, 24, 100
 
@@ -33,25 +29,12 @@ def padded_set(folder: Path, padding: int) -> PackedSet:
         rows,
         {"all": 3},
         {"vocab_size": VOCAB, "eos": EOS, "pad": PAD, "sha256": ""},
-    )
-    pieces = pa.table(
-        {
-            "row": [0, 1, 1, 2],
-            "start": [0, 0, 4, 0],
-            "length": [LENGTH, 4, 6, LENGTH],
-            "id": [b"d" * 16] * 4,
-            "source": [0] * 4,
-            "copy": [0] * 4,
-            "offset": [0] * 4,
-        }
-    )
-    manifest = read_json(folder / "packed.json")
-    entry = write_rows(
-        folder / "train-00000.bin", rows.astype("<u2"), pieces.cast(PIECES_SCHEMA)
-    )
-    write_json(
-        folder / "packed.json",
-        {**manifest, "train": {**manifest["train"], "shards": [entry]}},
+        pieces=piece_table(
+            row=[0, 1, 1, 2],
+            start=[0, 0, 4, 0],
+            length=[LENGTH, 4, 6, LENGTH],
+            id=[b"d" * 16] * 4,
+        ),
     )
     return PackedSet(folder)
 

@@ -24,13 +24,10 @@ from gristmill.mixtures.schema.posttraining import Dpo
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
-    DTYPES,
     MANIFEST,
     PIECES_SCHEMA,
     PackedSetError,
-    train_name,
 )
-from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.shuffle import ReadOnceError
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.example_rows import packed_rows, write_example_rows
@@ -45,6 +42,7 @@ from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.resuming import OtherRowsError
+from tests.packed_sets import write_packed_set
 from tests.train.jsonl import read_metrics
 
 LENGTH = 24
@@ -90,22 +88,12 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     "offset": 7 * number,
                 }
             )
-    shard = write_rows(
-        folder / train_name(0),
-        tokens.astype(DTYPES["uint16"]),
-        pa.Table.from_pylist(pieces, schema=PIECES_SCHEMA),
-    )
-    write_json(
-        folder / MANIFEST,
-        {
-            "format": 4,
-            "dtype": "uint16",
-            "sequence_length": LENGTH,
-            "sources": ["prose", "code"],
-            "validation": {},
-            "tokenizer": TOKENIZER,
-            "train": {"rows": 20, "rows_per_source": [10, 10], "shards": [shard]},
-        },
+    write_packed_set(
+        folder,
+        tokens,
+        {"prose": 10, "code": 10},
+        TOKENIZER,
+        pieces=pa.Table.from_pylist(pieces, schema=PIECES_SCHEMA),
     )
     return folder
 

@@ -16,19 +16,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from gristmill.core.files import read_json, write_json
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.schema.evaluation import Contamination, Evaluate, Task
 from gristmill.mixtures.schema.model import Model
 from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import (
-    MANIFEST,
-    PIECES_SCHEMA,
-    train_name,
-    validation_name,
-)
-from gristmill.tokenize.packed_writing import write_rows
 from gristmill.train.eval.harness import HarnessModel, Result
 from gristmill.train.eval.leaked_items import effect, item_coverage
 from gristmill.train.eval.likelihood import Request
@@ -38,7 +30,7 @@ from gristmill.train.generation.language_model import LanguageModel, with_tokeni
 from gristmill.train.loop.rows_read import RowsRead, rows_read
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.transformer import Llama
-from tests.packed_sets import write_packed_set
+from tests.packed_sets import piece_table, write_packed_set
 from tests.train.data_sets import write_data_set
 from tests.train.jsonl import write_jsonl
 
@@ -110,22 +102,15 @@ def packed_documents(
     documents = np.array([ids[40 * k : 40 * k + 24] for k in range(10)])
     rows, held_out = np.concatenate([documents[:8], documents[:2]]), documents[8:]
     tokenizer = {"vocab_size": 400, "eos": language.end, "pad": 1, "sha256": ""}
-    write_packed_set(folder, rows, {"prose": len(rows)}, tokenizer, {"prose": held_out})
-    manifest = read_json(folder / MANIFEST)
-    copies = [0] * 8 + [1] * 2
-    manifest["train"]["shards"] = [
-        write_rows(
-            folder / train_name(0),
-            rows.astype("<u2"),
-            pieces_of([*range(8), 0, 1], copies),
-        )
-    ]
-    manifest["validation"]["prose"] = write_rows(
-        folder / validation_name("prose"),
-        held_out.astype("<u2"),
-        pieces_of([8, 9], [0, 0]),
+    write_packed_set(
+        folder,
+        rows,
+        {"prose": len(rows)},
+        tokenizer,
+        {"prose": held_out},
+        pieces_of([*range(8), 0, 1], [0] * 8 + [1] * 2),
+        validation_pieces={"prose": pieces_of([8, 9], [0, 0])},
     )
-    write_json(folder / MANIFEST, manifest)
     return PackedSet(folder)
 
 
@@ -140,17 +125,12 @@ def rows_after(packed: PackedSet, steps: int) -> RowsRead:
 
 def pieces_of(documents: list[int], copies: list[int]) -> pa.Table:
     """A row for each document."""
-    return pa.table(
-        {
-            "row": np.arange(len(documents)),
-            "start": np.zeros(len(documents), np.int32),
-            "length": np.full(len(documents), 24, np.int32),
-            "id": pa.array([bytes([k]) * 16 for k in documents], pa.binary(16)),
-            "source": np.zeros(len(documents), np.int32),
-            "copy": np.array(copies, np.int32),
-            "offset": np.zeros(len(documents), np.int64),
-        },
-        schema=PIECES_SCHEMA,
+    return piece_table(
+        row=range(len(documents)),
+        start=[0] * len(documents),
+        length=[24] * len(documents),
+        id=[bytes([number]) * 16 for number in documents],
+        copy=copies,
     )
 
 
