@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.documents import column_names, shard_names
+from gristmill.dataprep.documents import column_names
 from gristmill.dataprep.encoders.document_scores import BOUND, announce, load_scorer
 from gristmill.dataprep.encoders.model_folders import ModelFolderError
 from gristmill.dataprep.quality.classifier import train
@@ -22,7 +22,12 @@ from gristmill.dataprep.user_code import annotate
 from gristmill.mixtures.schema.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.steps.quality import Classifier
-from tests.dataprep.document_shards import MakeContext, WriteIngest, rewrite_texts
+from tests.dataprep.document_shards import (
+    MakeContext,
+    WriteIngest,
+    file_contents,
+    rewrite_texts,
+)
 from tests.dataprep.own_steps import written
 from tests.dataprep.small_models import (
     MOST_TOKENS,
@@ -81,10 +86,6 @@ def run_step(
         return summary, written(tmp_path / f"out{number}")
 
     return run
-
-
-def by_id(rows: list[Mapping[str, Any]], column: str) -> dict[bytes, Any]:
-    return {row["id"]: row[column] for row in rows}
 
 
 def test_regression_is_a_column_with_thresholds(
@@ -214,13 +215,11 @@ def test_batches_and_shards_do_not_change_columns_or_verdicts(
         }
 
     runs = [
-        run_step(settings(batch), shards=shards)[1]
+        {row["id"]: row for row in run_step(settings(batch), shards=shards)[1]}
         for batch, shards in ((4_096, 1), (40, 3), (333, 7))
     ]
-    for column in ("edu", "reason"):
-        values = [by_id(rows, column) for rows in runs]
-        assert values[0] == values[1] == values[2], (pool, column)
-    assert {row["reason"] for row in runs[0]} == {None, "annotate/min_edu"}
+    assert runs[0] == runs[1] == runs[2]
+    assert {row["reason"] for row in runs[0].values()} == {None, "annotate/min_edu"}
 
 
 @pytest.mark.slow
@@ -234,10 +233,7 @@ def test_workers_write_the_same_bytes(
     }
     alone, together = run_step(settings), run_step(settings, mode=mode, workers=2)
     assert alone == together
-    for shard in shard_names(tmp_path / "out0"):
-        assert (tmp_path / "out0" / shard).read_bytes() == (
-            tmp_path / "out1" / shard
-        ).read_bytes()
+    assert file_contents(tmp_path / "out0") == file_contents(tmp_path / "out1")
 
 
 def test_resumed_run_scores_only_missing_shards(
@@ -253,11 +249,11 @@ def test_resumed_run_scores_only_missing_shards(
     config = Annotate.model_validate({"model": str(regression)}).model_dump(mode="json")
     context, out = replace(make_context("work"), stage="annotate"), tmp_path / "out"
     first = annotate.run({"ingest": ingest}, config, out, context)
-    content = {name: (out / name).read_bytes() for name in shard_names(out)}
+    content = file_contents(out)
     written_at = {name: (out / name).stat().st_mtime_ns for name in content}
     (out / "part-00002.parquet").unlink()
     assert annotate.run({"ingest": ingest}, config, out, context) == first
-    assert {name: (out / name).read_bytes() for name in shard_names(out)} == content
+    assert file_contents(out) == content
     again = {
         name for name in content if (out / name).stat().st_mtime_ns != written_at[name]
     }
@@ -330,13 +326,10 @@ def test_fasttext_model_scores_by_its_labels(run_step: Run, tmp_path: Path) -> N
     ]
     assert [row["dclm"] for row in rows] == labels
     assert {"positive", "negative"} <= set(labels)
-    shares = []
-    for label_names, probabilities in zip(*loaded.predict(TEXTS, 2), strict=True):
-        shares.append(
-            dict(zip(label_names, probabilities, strict=True)).get(
-                "__label__positive", 0
-            )
-        )
+    shares = [
+        dict(zip(*prediction, strict=True)).get("__label__positive", 0)
+        for prediction in zip(*loaded.predict(TEXTS, 2), strict=True)
+    ]
     scores = np.array([row["dclm_positive"] for row in rows])
     assert np.abs(scores - np.clip(shares, 0, 1)).max() <= 0.0005 + BOUND
     assert [row["keep"] for row in rows] == (scores >= 0.5).tolist()

@@ -28,6 +28,7 @@ from gristmill.dataprep.rewards.answer_checks import NoAnswerError
 from gristmill.mixtures.steps.examples import MadeExamples
 from gristmill.mixtures.user_code import OwnFunction, take_code
 from tests.chat_endpoint import Behaviour, Does, Drop, Ended, Endpoint, Refuse
+from tests.dataprep.document_shards import file_contents
 
 PROMPTS = [f"Question number {at} about the sea" for at in range(12)]
 PRINCIPLES = ["Be kind.", "Be honest.", "Be brief."]
@@ -355,10 +356,7 @@ def test_prompt_order_and_concurrency_do_not_change_a_byte(
     lines = (tmp_path / "prompts.jsonl").read_text().splitlines()
     (tmp_path / "prompts.jsonl").write_text("\n".join(reversed(lines)) + "\n")
     make_set(behaves, "two", concurrency=16, **settings)
-    for name in ("set.jsonl", "lineage.parquet"):
-        assert (tmp_path / "one" / name).read_bytes() == (
-            tmp_path / "two" / name
-        ).read_bytes(), name
+    assert file_contents(tmp_path / "one") == file_contents(tmp_path / "two")
     before = sum(endpoint.asked.values())
     summary, _, _ = make_set(
         behaves, "one", endpoint=endpoint, concurrency=3, **settings

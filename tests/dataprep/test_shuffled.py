@@ -8,7 +8,7 @@ import os
 import random
 import signal
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -80,6 +80,21 @@ def send(log: Path | None, task: Task) -> Generator[Sent, None, Done]:
     return Done([], {"counts": {"read": 1}, "name": task.name})
 
 
+def shuffled(
+    planned: list[Task],
+    where: Context,
+    log: Path | None = None,
+    process: Callable[..., Any] = send,
+) -> tuple[list[Any], dict[str, Shuffled]]:
+    """Run a job that sends words and numbers, and logs its tasks."""
+    return run_shuffle("job", planned, partial(process, log), where, PARTITIONS)
+
+
+def check(planned: list[Task], where: Context, log: Path | None = None) -> None:
+    """Assert that all rows arrive in their order."""
+    assert arrived(shuffled(planned, where, log)[1]) == expected(planned)
+
+
 def tasks(seed: int, number: int = 9) -> list[Task]:
     return [
         Task(f"t{place}", {"seed": seed}, size_bytes=place % 4)
@@ -116,9 +131,7 @@ def test_rows_arrive_in_the_order_of_tasks_and_sendings(
 ) -> None:
     monkeypatch.setattr(shuffle, "BATCH_BYTES", 300)
     planned = tasks(seed)
-    results, sent = run_shuffle(
-        "job", planned, partial(send, None), context(tmp_path, form), PARTITIONS
-    )
+    results, sent = shuffled(planned, context(tmp_path, form))
     assert results == [{"counts": {"read": 1}, "name": task.name} for task in planned]
     assert arrived(sent) == expected(planned), f"seed {seed}"
     for name, rows in sent.items():
@@ -184,9 +197,9 @@ def test_single_and_skewed_partitions(
     ]
 
 
-def fail_at(name: str, log: Path, task: Task) -> Generator[Sent, None, Done]:
+def fail_at_last(log: Path, task: Task) -> Generator[Sent, None, Done]:
     result = yield from send(log, task)
-    if task.name == name:
+    if task.name == "t8":
         raise LookupError("killed here")
     return result
 
@@ -201,21 +214,12 @@ def calls(log: Path) -> list[str]:
 def test_failed_task_is_named_and_its_job_resumes(tmp_path: Path, form: str) -> None:
     planned, log = tasks(3), tmp_path / "calls"
     with pytest.raises(LookupError, match=r"^job/t8: LookupError: killed here"):
-        run_shuffle(
-            "job",
-            planned,
-            partial(fail_at, "t8", log),
-            context(tmp_path, form),
-            PARTITIONS,
-        )
+        shuffled(planned, context(tmp_path, form), log, fail_at_last)
     # incomplete rows must not count, though t8 came last
     assert not list(tmp_path.glob("*-arrived/*"))
     started = calls(log)
     finished = {name for name in started if name != "t8"} if form == "files" else set()
-    _, sent = run_shuffle(
-        "job", planned, partial(send, log), context(tmp_path, form), PARTITIONS
-    )
-    assert arrived(sent) == expected(planned)
+    check(planned, context(tmp_path, form), log)
     # An engine groups nothing until all rows are there: those sent before are lost.
     assert calls(log) == sorted({*expected_names(planned)} - finished)
 
@@ -248,28 +252,17 @@ def test_committed_work_is_not_repeated(
             with pytest.raises(
                 OSError, match=r"^job/(words|numbers) \d: OSError: .*No space left"
             ):
-                run_shuffle(
-                    "job",
-                    planned,
-                    partial(send, log),
-                    context(tmp_path, form),
-                    PARTITIONS,
-                )
+                shuffled(planned, context(tmp_path, form), log)
         stamps = {
             path: path.stat().st_mtime_ns for path in tmp_path.glob("*-arrived/*")
         }
         assert len(stamps) == 4  # two partitions, and their marks
         assert calls(log) == expected_names(planned)
-    _, sent = run_shuffle(
-        "job", planned, partial(send, log), context(tmp_path, form), PARTITIONS
-    )
-    assert arrived(sent) == expected(planned)
+    check(planned, context(tmp_path, form), log)
     assert calls(log) == expected_names(planned)
     if form == "engine":
         assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    results, sent = run_shuffle(
-        "job", planned, partial(fail_at, "t1", log), context(tmp_path, form), PARTITIONS
-    )
+    results, sent = shuffled(planned, context(tmp_path, form), log, fail_at_last)
     assert arrived(sent) == expected(planned)
     assert [result["name"] for result in results] == expected_names(planned)
     assert calls(log) == []
@@ -288,9 +281,7 @@ def kill_at_the_third(form: str, work: Path, log: Path) -> None:
         return original(path, *rows)
 
     setattr(shuffle, name, kill)
-    run_shuffle(
-        "job", tasks(3), partial(send, log), context(work, form, workers=1), PARTITIONS
-    )
+    shuffled(tasks(3), context(work, form, workers=1), log)
 
 
 @pytest.mark.slow
@@ -304,10 +295,7 @@ def test_killed_job_does_not_repeat_committed_work(tmp_path: Path, form: str) ->
     assert process.exitcode == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.arrow")}
     assert len(before) == 2
-    _, sent = run_shuffle(
-        "job", tasks(3), partial(send, None), context(tmp_path, form), PARTITIONS
-    )
-    assert arrived(sent) == expected(tasks(3))
+    check(tasks(3), context(tmp_path, form))
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.arrow")}
     # of its task only one of two files was there
     unfinished = 1 if form == "files" else 0
@@ -376,17 +364,8 @@ def test_lost_rows_are_reported_and_sent_again(
     with monkeypatch.context() as patch:
         patch.setattr(shuffle, "receive_partition", loses_one)
         with pytest.raises(IncompleteJobError, match="words, numbers"):
-            run_shuffle(
-                "job",
-                planned,
-                partial(send, None),
-                context(tmp_path, "engine"),
-                PARTITIONS,
-            )
-    _, sent = run_shuffle(
-        "job", planned, partial(send, None), context(tmp_path, "engine"), PARTITIONS
-    )
-    assert arrived(sent) == expected(planned)
+            shuffled(planned, context(tmp_path, "engine"))
+    check(planned, context(tmp_path, "engine"))
 
 
 def add_up(words: Shuffled, task: Task) -> Done:
@@ -412,9 +391,7 @@ def store() -> Iterator[Path]:
 def test_object_store_shuffles(store: Path, form: str) -> None:
     planned = tasks(5)
     for _ in range(2):
-        _, sent = run_shuffle(
-            "job", planned, partial(send, None), context(store, form), PARTITIONS
-        )
+        _, sent = shuffled(planned, context(store, form))
         assert arrived(sent) == expected(planned)
     results = run_tasks(
         "sum", partition_tasks(5), partial(add_up, sent["words"]), context(store, form)
@@ -425,7 +402,7 @@ def test_object_store_shuffles(store: Path, form: str) -> None:
 
 def test_local_runner_can_shuffle_like_an_engine(tmp_path: Path) -> None:
     here = context(tmp_path, "files", shuffle="engine")
-    _, sent = run_shuffle("job", tasks(2), partial(send, None), here, PARTITIONS)
+    _, sent = shuffled(tasks(2), here)
     assert sent["words"].arrived is not None
     assert arrived(sent) == expected(tasks(2))
 
@@ -458,10 +435,7 @@ def test_dask_cluster_shuffles(tmp_path: Path, cluster: Cluster) -> None:
         beam=BeamEngine(runner="dask", address=cluster.address, shuffle="engine"),
         emit=lambda event: None,
     )
-    _, sent = run_shuffle(
-        "job", tasks(4, 40), partial(send, None), on_cluster, PARTITIONS
-    )
-    assert arrived(sent) == expected(tasks(4, 40))
+    check(tasks(4, 40), on_cluster)
 
 
 def test_grouped_tasks_have_their_own_records(
@@ -472,11 +446,8 @@ def test_grouped_tasks_have_their_own_records(
     monkeypatch.setattr(jobs_tasks, "MOST_ELEMENTS", 4)
     planned, log = tasks(1, 30), tmp_path / "calls"
     assert [len(group) for group in jobs_tasks.in_groups(planned)] == [8, 8, 7, 7]
-    _, sent = run_shuffle(
-        "job", planned, partial(send, log), context(tmp_path, "engine"), PARTITIONS
-    )
-    assert arrived(sent) == expected(planned)
-    assert calls(log) == sorted(task.name for task in planned)
+    check(planned, context(tmp_path, "engine"), log)
+    assert calls(log) == expected_names(planned)
     assert len(list((tmp_path / "job-engine").glob("*.json"))) == 30
 
 

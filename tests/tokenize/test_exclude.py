@@ -101,17 +101,10 @@ def test_rows_of_excluded_documents_are_blanked_and_every_other_row_stays(
         *reduced.validation_pieces("prose")["id"].to_pylist(),
         *reduced.validation_pieces("code")["id"].to_pylist(),
     }
-    assert {
-        document_id for document_id, reason in ledger.items() if reason is None
-    } == packed_ids
-    withheld_ids = {
-        document_id
-        for document_id in pieces["id"].to_pylist()
-        if document_id not in packed_ids
-    } - {trained}
-    assert {
-        document_id for document_id, reason in ledger.items() if reason == "withheld"
-    } >= withheld_ids
+    for document, reason in ledger.items():
+        assert (reason is None) == (document in packed_ids)
+    for document in {*pieces["id"].to_pylist()} - packed_ids - {trained}:
+        assert ledger[document] == "withheld"
 
 
 def test_invalid_document_id_is_rejected_with_file_and_line(tmp_path: Path) -> None:

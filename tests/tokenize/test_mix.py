@@ -110,6 +110,18 @@ def pieces_of(packed: PackedSet) -> list[dict[str, Any]]:
     return packed.pieces(np.arange(packed.rows)).to_pylist()
 
 
+def trained_ids(packed: PackedSet) -> set[bytes]:
+    return {piece["id"] for piece in pieces_of(packed)}
+
+
+def held_out_ids(packed: PackedSet) -> set[bytes]:
+    return {
+        document
+        for source in packed.sources
+        for document in packed.validation_pieces(source)["id"].to_pylist()
+    }
+
+
 @pytest.fixture(scope="module")
 def documents(prepared: Inputs) -> dict[bytes, list[int]]:
     """Tokens of every document by id, with the end of text."""
@@ -239,21 +251,15 @@ def test_near_duplicates_never_straddle_the_validation_split(
     """Prose has 9 clusters (those ending in 7 are dropped); code was not judged, so
     each document stands alone.
     """
-    cluster = {}
-    for path in sorted(prepared["dedup"].glob("part-*")):
-        table = pq.read_table(path)
-        cluster.update(
-            zip(table["id"].to_pylist(), table["cluster"].to_pylist(), strict=True)
-        )
-    trained = {
-        cluster[i] or i for i in packed.pieces(np.arange(packed.rows))["id"].to_pylist()
+    cluster = {
+        document: row["cluster"] or document
+        for document, row in rows_by_id(prepared["dedup"]).items()
     }
+    trained = {cluster[document] for document in trained_ids(packed)}
     for source in packed.sources:
-        held_out = {
-            cluster[i] or i for i in packed.validation_pieces(source)["id"].to_pylist()
-        }
-        assert held_out
-        assert not held_out & trained
+        ids = packed.validation_pieces(source)["id"].to_pylist()
+        assert ids
+        assert trained.isdisjoint(cluster[document] for document in ids)
 
 
 def test_validation_rows_do_not_depend_on_the_seed_or_the_weights(
@@ -293,10 +299,7 @@ def test_every_document_is_accounted_for(mix: Any, packed: PackedSet) -> None:
     counts = summary.counts
     check_conservation(counts, "mix")
     assert counts["read"] == 130 - 13
-    kept = {*packed.pieces(np.arange(packed.rows))["id"].to_pylist()}
-    for source in packed.sources:
-        kept |= {*packed.validation_pieces(source)["id"].to_pylist()}
-    assert counts["kept"] == len(kept)
+    assert counts["kept"] == len(trained_ids(packed) | held_out_ids(packed))
     realised = summary.realised
     assert sum(part.tokens for part in realised.values()) == 4000
     assert realised["prose"].share == packed.rows_per_source[0] / 125
@@ -309,19 +312,15 @@ def test_small_sources_are_repeated_in_new_orders_up_to_max_epochs(
     realised = packed.manifest["realised"]["code"]
     assert 1.5 < realised["epochs"] < 4
     pieces = pieces_of(packed)
-    copies = {}
+    copies: dict[bytes, set[int]] = {}
     for piece in pieces:
-        copies.setdefault((piece["source"], piece["id"]), set()).add(piece["copy"])
-    per_document = [
-        len(copy_numbers) for (source, _), copy_numbers in copies.items() if source == 1
-    ]
+        if piece["source"] == 0:
+            assert piece["copy"] == 0
+        else:
+            copies.setdefault(piece["id"], set()).add(piece["copy"])
+    per_document = [*map(len, copies.values())]
     assert max(per_document) == int(np.ceil(realised["epochs"]))
     assert min(per_document) >= int(realised["epochs"])
-    assert all(
-        copy_numbers == {0}
-        for (source, _), copy_numbers in copies.items()
-        if source == 0
-    )
 
 
 def test_shortfall_is_an_error_with_the_largest_possible_mix(
@@ -354,9 +353,9 @@ def test_where_condition_selects_by_measured_columns(
     assert dropped["where_unknown"] == 12
     documents = rows_by_id(prepared["ingest"])
     digits = {
-        documents[i]["locator"][-1]
-        for i in packed.pieces(np.arange(packed.rows))["id"].to_pylist()
-        if documents[i]["locator"].startswith("prose")
+        documents[document]["locator"][-1]
+        for document in trained_ids(packed)
+        if documents[document]["source"] == "prose"
     }
     assert digits <= set("34589")
 
@@ -493,23 +492,15 @@ def test_ledger_records_the_fate_of_every_document(
     ledger = pq.read_table(packed.folder / LEDGER).to_pylist()
     assert len(ledger) == 130 - 13
     assert [entry["id"] for entry in ledger] == sorted(entry["id"] for entry in ledger)
+    tables = [pq.read_table(shard).to_pylist() for shard in shards]
     for entry in ledger:
-        document = (
-            pq.read_table(shards[entry["shard"]]).slice(entry["row"], 1).to_pylist()[0]
-        )
-        assert (document["id"], document["source"]) == (
-            entry["id"],
-            packed.sources[entry["source"]],
-        )
-    trained = {*packed.pieces(np.arange(packed.rows))["id"].to_pylist()}
-    held_out = {
-        document_id
-        for source in packed.sources
-        for document_id in packed.validation_pieces(source)["id"].to_pylist()
-    }
+        document = tables[entry["shard"]][entry["row"]]
+        assert document["id"] == entry["id"]
+        assert document["source"] == packed.sources[entry["source"]]
     used = {
         entry["id"]: entry["held_out"] for entry in ledger if entry["reason"] is None
     }
+    trained, held_out = trained_ids(packed), held_out_ids(packed)
     assert used == {**dict.fromkeys(trained, False), **dict.fromkeys(held_out, True)}
     unused = {entry["reason"] for entry in ledger} - {None}
     assert unused <= {"quota", "validation_rest"}
