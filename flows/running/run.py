@@ -173,7 +173,7 @@ class Runner:
         except RunStoppedError:
             raise
         except Exception as error:
-            self.emit(StageFailed(node, mask_text(str(error))))
+            self.emit(StageFailed(node, mask_text(str(error) or repr(error))))
             raise
         return outcome
 
