@@ -35,12 +35,17 @@ def export_from(
         shard_tokens: maximum tokens per file.
 
     Raises:
-        NothingToExportError: the mixture is not packed yet, or `out` cannot be opened.
+        NothingToExportError: the manifest has no mixture, it is not packed yet, or
+            `out` cannot be opened.
     """
     from gristmill.core.files import as_path
     from gristmill.tokenize.exporting.exported_files import export_tokens
     from gristmill.tokenize.packed import PackedSet
 
+    if session.manifest.mix is None:
+        raise NothingToExportError(
+            f"{session.manifest_file} has no `mix:` section, so it has no packed tokens"
+        )
     inputs = committed_inputs(session)
     if MIX not in inputs:
         raise NothingToExportError(

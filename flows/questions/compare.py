@@ -23,6 +23,7 @@ from gristmill.flows.pages.page_elements import (
     table,
 )
 from gristmill.flows.pages.terminal_pages import print_parts, print_sections
+from gristmill.flows.planning.quantities import counted
 from gristmill.flows.questions.status import Record, run_state
 from gristmill.flows.questions.what_changed import (
     ABSENT,
@@ -121,8 +122,8 @@ def find_run(store: Store, name: str) -> Record:
         offset = int(from_last[1] or 0)
         if offset >= len(runs):
             raise UnknownRunError(
-                f"{name}: there are only {len(runs)} runs in "
-                f"{store.root}; see: gristmill runs"
+                f"{name}: {store.root} has only {counted(len(runs), 'run')}; see: "
+                "gristmill runs"
             )
         return records[runs[-1 - offset]]
     matches = [run for run in runs if name in run]

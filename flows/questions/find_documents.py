@@ -57,7 +57,7 @@ def committed_corpus(session: Session) -> Corpus:
         NothingIngestedError: no documents are committed yet.
     """
     committed = committed_inputs(session)
-    if INGEST not in session.plan:
+    if IMPORTED in session.plan and INGEST not in session.plan:
         raise NothingIngestedError(
             f"{session.manifest_file} has no source of documents, only of tokens"
         )
@@ -70,8 +70,11 @@ def committed_corpus(session: Session) -> Corpus:
 
 def nothing_read(session: Session) -> str:
     """Describe a run without documents, and the command that reads them."""
-    first = IMPORTED if INGEST not in session.plan else INGEST
-    return f"no documents are read yet; run: {session.command('run', '--until', first)}"
+    for first in (INGEST, IMPORTED):
+        if first in session.plan:
+            command = session.command("run", "--until", first)
+            return f"no documents are read yet; run: {command}"
+    return f"{session.manifest_file} has no `sources:` section, so it has no documents"
 
 
 Place = tuple[Inputs, str, int]

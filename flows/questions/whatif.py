@@ -302,8 +302,12 @@ def _measured_inputs(session: Session) -> dict[str, Path]:
     """Return the committed outputs of ingest and of every preparing stage.
 
     Raises:
-        NotReplayableError: one of them is missing.
+        NotReplayableError: one of them is missing, or there are no such stages.
     """
+    if not session.manifest.steps:
+        raise NotReplayableError(
+            f"{session.manifest_file} has no `prepare:` section, so it has no thresholds"
+        )
     inputs = committed_inputs(session)
     stages = [INGEST, *session.manifest.steps]
     for name in stages:

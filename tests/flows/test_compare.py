@@ -147,7 +147,7 @@ def test_run_is_found_by_a_unique_part_of_its_name(store: Store) -> None:
         UnknownRunError, match=r"'other' is not a run .*20260102-000000-toy"
     ):
         find_run(store, "other")
-    with pytest.raises(UnknownRunError, match="there are only 2 runs"):
+    with pytest.raises(UnknownRunError, match="only 2 runs"):
         find_run(store, "last-2")
     with pytest.raises(UnknownRunError, match="no runs yet; start one with"):
         find_run(Store.at(store.root / "empty"), "last")

@@ -42,7 +42,7 @@ def opened(
     monkeypatch: pytest.MonkeyPatch, committed: dict[str, Path], **plan: Any
 ) -> None:
     """Patch the command to see these committed stages and this plan."""
-    manifest = SimpleNamespace(seed=4)
+    manifest = SimpleNamespace(seed=4, mix=SimpleNamespace())
     session = SimpleNamespace(
         plan=plan,
         manifest=manifest,

@@ -23,6 +23,13 @@ FILES = {
     "a.txt": b"some text",
     "good.yaml": MANIFEST.encode(),
     "data.yaml": b"name: data\nsources: {a: {path: a.txt}}",
+    "examples.yaml": b"""\
+name: e
+examples:
+  e:
+    data: [{path: prompts.jsonl}]
+    model: {endpoint: "http://127.0.0.1:9/v1", model: m}
+""",
     "digits.yaml": b"name: a\nseed: " + b"7" * 5000,
     "empty.yaml": b"",
     "binary.yaml": bytes(range(256)),
@@ -251,6 +258,9 @@ ANSWERS = {
     "try json:loads --on a.txt --max x=many": "valid",
     "browse good.yaml --port 70000": "less than or equal to 65535",
     "query good.yaml select": "no documents are read yet; run:",
+    "query examples.yaml select": "has no `sources:` section",
+    "explain examples.yaml abc": "has no `sources:` section",
+    "whatif data.yaml": "has no `prepare:` section",
     "export-documents good.yaml --out out": "Missing option '--format'",
     "export-documents good.yaml --format csv --out out": "'csv' is not one of "
     "'parquet', 'jsonl', 'hf'",
@@ -273,11 +283,12 @@ ANSWERS = {
     "new x.yaml --source nosuch://x": "nosuch://x cannot be listed",
     "new x.yaml --source a.txt --tokens 5": "greater than or equal to 20000",
     "new x.yaml --source a.txt --name a/b": "a name is made of letters",
-    "new a-file/x.yaml --source a.txt": "a-file/x.yaml: not a directory",
+    "new a-file/x.yaml --source a.txt": "a-file: file exists; correct the path",
     "schema more": "unexpected extra argument",
     "export-tokens good.yaml --out out": "Missing option '--format'",
     "export-tokens good.yaml --format nosuch --out out": "is not one of 'llmc'",
     "export-tokens good.yaml --format llmc --out out --shard-tokens 0": "greater than or equal to 1",
+    "export-tokens data.yaml --format llmc --out out": "has no `mix:` section",
     "export-tokens good.yaml --format llmc --out out": "the mixture is not packed "
     "yet; run:",
     "report good.yaml --out /proc/x.html": "/proc/x.html: no such file or directory; "
