@@ -135,6 +135,30 @@ def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.
     return edits_column(pa.array(begins), pa.array(ends), texts, offsets)
 
 
+def join_spans(
+    text: np.ndarray, begins: np.ndarray, ends: np.ndarray, num_texts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Join spans of the same text that touch or overlap.
+
+    Args:
+        text, begins, ends: int64, position of each span's text, and bytes of it; in any
+            order.
+
+    Returns:
+        begins, ends, offsets: as `cuts_array` takes them.
+    """
+    order = np.lexsort((begins, text))
+    text, begins, ends = text[order], begins[order], ends[order]
+    # positions that do not touch those of another text
+    base = text * (ends.max(initial=0) + 1)
+    reach = np.maximum.accumulate(ends + base)
+    starts = np.ones(len(text) + 1, bool)
+    starts[1:-1] = (begins + base)[1:] > reach[:-1]
+    first, last = starts[:-1], starts[1:]
+    offsets = offsets_of(np.bincount(text[first], minlength=num_texts))
+    return begins[first], (reach - base)[last], offsets
+
+
 def apply_edits(texts: Column, edits: Column) -> pa.Array:
     """Apply edits to texts; a null list changes nothing.
 

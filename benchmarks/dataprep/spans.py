@@ -23,8 +23,9 @@ from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row, text_megabytes
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.decontamination.ngram import build_index, find_ngrams
-from gristmill.dataprep.dedup.exact_substring import SubstringsPlan, run_jobs
+from gristmill.dataprep.dedup.exact_substring import run_jobs
 from gristmill.dataprep.dedup.lines import find_units
+from gristmill.dataprep.dedup.repeated_spans import RepeatsPlan
 from gristmill.dataprep.document_numbers import number_documents
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
@@ -99,12 +100,12 @@ def substrings(texts: Sequence[str]) -> Row:
     )
 
 
-def write_shards(texts: Sequence[str], folder: Path) -> SubstringsPlan:
+def write_shards(texts: Sequence[str], folder: Path) -> RepeatsPlan[DedupSubstrings]:
     """Write document shards, and plan the stage over them."""
     for shard in range(SHARDS):
         write_shard(folder / "ingest", shard, texts[shard::SHARDS])
     numbering = number_documents(folder / "ingest")
-    return SubstringsPlan(
+    return RepeatsPlan(
         {"ingest": folder / "ingest"},
         DedupSubstrings(),
         numbering,
@@ -113,7 +114,7 @@ def write_shards(texts: Sequence[str], folder: Path) -> SubstringsPlan:
     )
 
 
-def cut_substrings(plan: SubstringsPlan) -> None:
+def cut_substrings(plan: RepeatsPlan[DedupSubstrings]) -> None:
     """Run the stage's jobs one after the other."""
     run_jobs(plan, Context(work=plan.out.with_name("work"), emit=lambda event: None))
 

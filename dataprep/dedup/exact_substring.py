@@ -1,11 +1,8 @@
 """Stage `dedup_substrings`: keep one copy of each long passage that repeats in the
 corpus.
 
-A shard sends each distinct window once, with its first copy in the shard and the number
-of copies, so that a text on a million pages costs no more than any other.
-
-1. anchors: per shard, the hashes of its anchors, a sample of its windows (see
-   `ngram_windows.py`), by partition.
+1. anchors: per shard, its anchors, a sample of its windows (see `ngram_windows.py`), by
+   partition.
 2. repeated_anchors: per partition, the anchors that repeat in the corpus, by shard.
 3. windows: per shard, all windows around repeated anchors, each with its first copy in
    the shard, by partition.
@@ -13,9 +10,8 @@ of copies, so that a text on a million pages costs no more than any other.
    by shard.
 5. apply: per shard, the edits and the annotation table.
 
-Windows are identified by a hash of 128 bits; among m distinct windows about m^2 / 2^129
-pairs share one by chance (10^10 windows: 10^-19). Guarantees, with n = `min_words` and
-c = `certain_words`:
+Guarantees, with n = `min_words` and c = `certain_words` (see `repeated_spans.py` for
+collisions of hashes):
 
 - A cut word lies in a passage of at least n words that also occurs elsewhere, in a
   first copy of which no word is cut.
@@ -26,102 +22,56 @@ c = `certain_words`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import (
-    JudgedTexts,
-    merge_annotations,
-    read_judged,
-)
+from gristmill.dataprep.annotate_batches import JudgedTexts, merge_annotations
 from gristmill.dataprep.conservation import Counted, Counts, balance
 from gristmill.dataprep.dedup.ngram_windows import (
-    Windows,
     cut_copies,
     find_anchors,
     find_windows,
     near,
 )
+from gristmill.dataprep.dedup.repeated_spans import (
+    COPIES,
+    EXCERPT_CHARACTERS,
+    Numbers,
+    RepeatsPlan,
+    Rows,
+    Spans,
+    exchange,
+    find_repeated,
+    first_document,
+    send_spans,
+)
 from gristmill.dataprep.dedup.repeats import Repeat
-from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
+from gristmill.dataprep.document_numbers import number_documents, text_bytes
 from gristmill.dataprep.documents import Inputs
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.runners.shuffle import (
-    Sending,
-    Sent,
-    Shuffled,
-    run_stream,
-)
-from gristmill.dataprep.runners.tasks import (
-    Done,
-    PartitionTask,
-    ShardTask,
-    partition_tasks,
-    run_tasks,
-    shard_tasks,
-)
-from gristmill.dataprep.shuffle_format import (
-    columns_of,
-    count_partitions,
-    find_pairs,
-    group_starts,
-    group_sums,
-    hash_partitions,
-    sort_rows,
-    sorted_columns,
-    spread_groups,
-)
-from gristmill.dataprep.text.kernels import text_buffers
-from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.dataprep.runners.shuffle import Sending, Shuffled
+from gristmill.dataprep.runners.tasks import Done, ShardTask, run_tasks, shard_tasks
+from gristmill.dataprep.shuffle_format import count_partitions, group_starts, sort_rows
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
-
-@dataclass(frozen=True)
-class SubstringsPlan:
-    """Settings shared by all tasks of the stage."""
-
-    inputs: Inputs
-    section: DedupSubstrings
-    numbering: Numbering
-    num_partitions: int
-    out: Path
-
-    @property
-    def spread(self) -> int:
-        """Number of consecutive windows that always include an anchor, which makes
-        `certain_words` certain.
-        """
-        return self.section.certain_words - self.section.min_words + 1
-
-    def read(self, task: ShardTask) -> tuple[JudgedTexts, np.ndarray]:
-        """Read the texts of a shard, and the document number of each."""
-        texts = read_judged(self.inputs, task.name, self.section.sources)
-        return texts, self.numbering.starts[task.payload["shard"]] + texts.good
-
-
-ANCHORS, REPEATED_ANCHORS, WINDOWS, REPEATED_WINDOWS = (
-    "anchors",
-    "repeated_anchors",
-    "windows",
-    "repeated_windows",
-)
-"""Names of streams and of the jobs that send them."""
-CLAIM = ("id_high", "id_low", "document", "begin")
-"""Columns that order the copies of a window, by document id and position; the first
-copy has the smallest values.
+ANCHORS, WINDOWS = "anchors", "windows"
+"""Names of the jobs that send spans, and of their streams."""
+EMPTY = "dedup_substrings/empty"
+RATIO = "dedup_substrings/max_duplicated_substring_ratio"
+LARGEST_REPEATS = 10
+SHUFFLED_PER_BYTE = 4
+"""Approximate bytes shuffled per byte of text if half of the corpus repeats the other
+half.
 """
-
-
-Numbers = dict[str, int]
-"""Result of a task that sends rows: numbers of rows and windows by name."""
+Plan = RepeatsPlan[DedupSubstrings]
 
 
 class CutRepeats(Counted):
@@ -134,81 +84,59 @@ class CutRepeats(Counted):
 
 
 def run_jobs(
-    plan: SubstringsPlan, context: Context
-) -> tuple[list[Numbers], list[Numbers], list[Numbers], list[CutRepeats]]:
-    """Run all jobs and return the results of `anchors`, `windows`, `repeated_windows`
-    and `apply`.
+    plan: Plan, context: Context
+) -> tuple[Counter[str], Counter[str], list[CutRepeats]]:
+    """Run all jobs; return the numbers of anchors and of windows, and the results of
+    `apply`.
     """
-    shards = shard_tasks(plan.inputs["ingest"])
-    partitions = partition_tasks(plan.num_partitions) if shards else []
-
-    anchors, sent_anchors = run_stream(
-        ANCHORS, shards, partial(send_anchors, plan=plan), context, plan.num_partitions
+    anchors, near_repeats = exchange(
+        ANCHORS, plan, partial(send_anchors, plan=plan), 2, context
     )
-    _, near_repeats = run_stream(
-        REPEATED_ANCHORS,
-        partitions,
-        partial(find_repeated_anchors, anchors=sent_anchors),
-        context,
-        len(shards),
-    )
-    windows, sent_windows = run_stream(
-        WINDOWS,
-        shards,
-        partial(send_windows, plan=plan, anchors=near_repeats),
-        context,
-        plan.num_partitions,
-    )
-    repeated, first_copies = run_stream(
-        REPEATED_WINDOWS,
-        partitions,
-        partial(find_repeated_windows, plan=plan, windows=sent_windows),
-        context,
-        len(shards),
-    )
+    send = partial(send_windows, plan=plan, anchors=near_repeats)
+    windows, first_copies = exchange(WINDOWS, plan, send, 2, context)
     applied = run_tasks(
         "apply",
-        shards,
+        shard_tasks(plan.inputs["ingest"]),
         partial(apply, plan=plan, anchors=near_repeats, repeated=first_copies),
         context,
     )
-    return anchors, windows, repeated, applied
+    return anchors, windows, applied
 
 
-def send_anchors(task: ShardTask, plan: SubstringsPlan) -> Sending[Numbers]:
+def anchors_of(windows: Spans, section: DedupSubstrings) -> np.ndarray:
+    """Mask of the anchors among windows (bool), such that `certain_words` are
+    certain.
+    """
+    return find_anchors(windows.high, windows.offsets, _spread(section))
+
+
+def _spread(section: DedupSubstrings) -> int:
+    """Number of consecutive windows that always include an anchor."""
+    return section.certain_words - section.min_words + 1
+
+
+def send_anchors(task: ShardTask, plan: Plan) -> Sending[Numbers]:
     """Send the distinct anchors of a shard to the partitions of their hashes."""
-    texts, _ = plan.read(task)
-    windows = find_windows(texts.texts, plan.section.min_words)
-    anchors, copies = np.unique(
-        windows.high[find_anchors(windows.high, windows.offsets, plan.spread)],
-        return_counts=True,
-    )
-    shard = np.full(len(anchors), task.payload["shard"])
-    rows = pa.table({"hash": anchors, "copies": copies, "shard": shard})
-    yield Sent(ANCHORS, rows, hash_partitions(anchors, plan.num_partitions))
-    return Done([], {"windows": len(windows.high), "sent": len(anchors)})
+    texts, numbers = plan.read(task)
+    windows, _ = find_windows(texts.texts, plan.section.min_words)
+    chosen = np.flatnonzero(anchors_of(windows, plan.section))
+    rows = {
+        "high": windows.high[chosen],
+        "low": windows.low[chosen],
+        "document": numbers[windows.text[chosen]],
+        "begin": windows.begins[chosen],
+    }
+    sent = yield from send_spans(ANCHORS, rows, rows, plan.num_partitions)
+    return Done([], {"windows": len(windows.high), "sent": sent})
 
 
-def find_repeated_anchors(task: PartitionTask, anchors: Shuffled) -> Sending:
-    """Send the repeated anchors of one partition to their shards."""
-    rows = columns_of(anchors.read(task.payload["partition"]))
-    rows = sorted_columns(rows, ["hash"])
-    starts = group_starts(rows["hash"])
-    repeated = group_sums(rows["copies"], starts) >= 2
-    chosen = repeated[spread_groups(starts, len(rows["hash"]))]
-    hashes = pa.table({"hash": rows["hash"][chosen]})
-    yield Sent(REPEATED_ANCHORS, hashes, rows["shard"][chosen])
-    return Done()
-
-
-def send_windows(
-    task: ShardTask, plan: SubstringsPlan, anchors: Shuffled
-) -> Sending[Numbers]:
+def send_windows(task: ShardTask, plan: Plan, anchors: Shuffled) -> Sending[Numbers]:
     """Send the distinct windows around repeated anchors, each with its first copy in
     the shard.
     """
     texts, numbers = plan.read(task)
-    windows, chosen = windows_near_repeats(texts.texts, task, plan, anchors)
+    windows, _ = find_windows(texts.texts, plan.section.min_words)
+    chosen = windows_near_repeats(windows, task, plan, anchors)
     text = windows.text[chosen]
     high, low = texts.ids()
     rows = {
@@ -219,61 +147,22 @@ def send_windows(
         "document": numbers[text],
         "begin": windows.begins[chosen],
     }
-    rows = sorted_columns(rows, rows)
-    starts = group_starts(rows["high"], rows["low"])
-    table = {name: values[starts] for name, values in rows.items()}
-    table["copies"] = np.diff(np.append(starts, len(chosen)))
-    yield Sent(
-        WINDOWS, pa.table(table), hash_partitions(table["high"], plan.num_partitions)
-    )
-    return Done([], {"sent": len(starts)})
+    sent = yield from send_spans(WINDOWS, rows, rows, plan.num_partitions)
+    return Done([], {"sent": sent})
 
 
 def windows_near_repeats(
-    texts: pa.Array, task: ShardTask, plan: SubstringsPlan, repeated: Shuffled
-) -> tuple[Windows, np.ndarray]:
-    """Windows of a shard's texts, and positions (int64, ascending) of those that may
-    lie in a repeated passage.
+    windows: Spans, task: ShardTask, plan: Plan, anchors: Shuffled
+) -> np.ndarray:
+    """Positions (int64, ascending) of the windows of a shard that may lie in a repeated
+    passage.
 
     Args:
-        repeated: repeated anchors by shard.
+        anchors: repeated anchors by shard.
     """
-    windows = find_windows(texts, plan.section.min_words)
-    anchors = find_anchors(windows.high, windows.offsets, plan.spread)
-    hashes = columns_of(repeated.read(task.payload["shard"]))["hash"]
-    marked = anchors & np.isin(windows.high, hashes)
-    return windows, np.flatnonzero(near(windows.offsets, marked, plan.spread - 1))
-
-
-def find_repeated_windows(
-    task: PartitionTask, plan: SubstringsPlan, windows: Shuffled
-) -> Sending[Numbers]:
-    """Send the repeated windows of one partition to their shards, each with its first
-    copy.
-    """
-    rows = columns_of(windows.read(task.payload["partition"]))
-    rows = sorted_columns(rows, ("high", "low", *CLAIM))
-    starts = group_starts(rows["high"], rows["low"])
-    copies = group_sums(rows["copies"], starts)
-    group = spread_groups(starts, len(rows["high"]))
-    chosen = np.flatnonzero((copies >= 2)[group])
-    first = starts[group[chosen]]
-    reply = {name: rows[name][chosen] for name in ("high", "low")}
-    reply["copies"] = copies[group[chosen]]
-    reply |= {f"first_{name}": rows[name][first] for name in CLAIM}
-    shards = plan.numbering.shards_of(rows["document"][chosen])
-    yield Sent(REPEATED_WINDOWS, pa.table(reply), shards)
-    return Done([], {"repeated": int((copies >= 2).sum())})
-
-
-EMPTY = "dedup_substrings/empty"
-RATIO = "dedup_substrings/max_duplicated_substring_ratio"
-LARGEST_REPEATS = 10
-EXCERPT_CHARACTERS = 200
-SHUFFLED_PER_BYTE = 4
-"""Approximate bytes shuffled per byte of text if half of the corpus repeats the other
-half.
-"""
+    chosen = np.flatnonzero(anchors_of(windows, plan.section))
+    _, places = find_repeated(anchors, task, windows.high[chosen], windows.low[chosen])
+    return near(windows.offsets, chosen[places >= 0], _spread(plan.section) - 1)
 
 
 @dataclass(frozen=True)
@@ -334,30 +223,27 @@ def run(
         QuarantineError: more documents than allowed raised an error.
     """
     section = DedupSubstrings.model_validate(config)
-    numbering = number_documents(inputs["ingest"])
-    num_partitions = count_partitions(SHUFFLED_PER_BYTE * text_bytes(inputs["ingest"]))
-    plan = SubstringsPlan(
+    plan = RepeatsPlan(
         merge_annotations(inputs, context),
         section,
-        numbering,
-        num_partitions,
+        number_documents(inputs["ingest"]),
+        count_partitions(SHUFFLED_PER_BYTE * text_bytes(inputs["ingest"])),
         out,
     )
-    anchors, windows, repeated, results = run_jobs(plan, context)
+    anchors, windows, results = run_jobs(plan, context)
     longest: dict[tuple[str, int], Repeat] = {}
     for repeat in sorted(
         (repeat for result in results for repeat in result["repeats"]),
         key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]),
     ):
         longest.setdefault((repeat["document"], repeat["begin"]), repeat)
-    counts = balance(results, section.max_quarantined, context.stage, errors=out)
     return SubstringsSummary(
-        counts,
+        balance(results, section.max_quarantined, context.stage, errors=out),
         WindowCounts(
-            seen=sum(result["windows"] for result in anchors),
-            anchors_shuffled=sum(result["sent"] for result in anchors),
-            shuffled=sum(result["sent"] for result in windows),
-            repeated=sum(result["repeated"] for result in repeated),
+            seen=anchors["windows"],
+            anchors_shuffled=anchors["sent"],
+            shuffled=windows["sent"],
+            repeated=windows["repeated"],
         ),
         spans=sum(result["spans"] for result in results),
         words_cut=sum(result["words_cut"] for result in results),
@@ -367,55 +253,57 @@ def run(
 
 
 def apply(
-    task: ShardTask, plan: SubstringsPlan, anchors: Shuffled, repeated: Shuffled
+    task: ShardTask, plan: Plan, anchors: Shuffled, repeated: Shuffled
 ) -> Done[CutRepeats]:
     """Write the annotations of one shard."""
     texts, numbers = plan.read(task)
-    windows, chosen = windows_near_repeats(texts.texts, task, plan, anchors)
-    reply = columns_of(repeated.read(task.payload["shard"]))
-    reply = sorted_columns(reply, ("high", "low"))
-    places = find_pairs(
-        reply["high"], reply["low"], windows.high[chosen], windows.low[chosen]
+    windows, num_words = find_windows(texts.texts, plan.section.min_words)
+    chosen = windows_near_repeats(windows, task, plan, anchors)
+    rows, places = find_repeated(
+        repeated, task, windows.high[chosen], windows.low[chosen]
     )
     chosen = chosen[places >= 0]
-    places = places[places >= 0]
-    text = windows.text[chosen]
-    begins = windows.begins[chosen]
-    ends = windows.ends[chosen]
-    first = {name: values[places] for name, values in reply.items()}
-    copy = (first["first_document"] != numbers[text]) | (first["first_begin"] != begins)
-    cut_begins, cut_ends, cut_offsets, words_cut = cut_copies(
-        *text_buffers(texts.texts), code_point_flags(), text, begins, ends, copy
+    first = {name: values[places[places >= 0]] for name, values in rows.items()}
+    text, begins, ends = (
+        windows.text[chosen],
+        windows.begins[chosen],
+        windows.ends[chosen],
     )
-    ratio = words_cut / np.maximum(windows.words, 1)
-    cutting = plan.section.action == "cut"
-    limit = plan.section.max_duplicated_substring_ratio
-    failed = {EMPTY: cutting & (ratio == 1.0), RATIO: ratio > limit}
-    reasons = first_failures(failed, len(ratio))
+    is_copy = (first["first_document"] != numbers[text]) | (
+        first["first_begin"] != begins
+    )
+    begins_cut, ends_cut, offsets_cut, words_cut = cut_copies(
+        texts.texts, text, begins, ends, is_copy
+    )
+    ratio = words_cut / np.maximum(num_words, 1)
     measures = {
         "duplicated_substring_words": words_cut,
         "duplicated_substring_ratio": ratio,
     }
+    cutting = plan.section.action == "cut"
     if cutting:
-        measures[EDITS] = cuts_array(cut_begins, cut_ends, cut_offsets)
+        measures[EDITS] = cuts_array(begins_cut, ends_cut, offsets_cut)
+    failed = {
+        EMPTY: cutting & (ratio == 1.0),
+        RATIO: ratio > plan.section.max_duplicated_substring_ratio,
+    }
+    reasons = first_failures(failed, len(ratio))
     counts = texts.write_measured(plan.out / task.name, reasons, measures, texts.errors)
     copied = {"window": chosen, "text": text, "begin": begins, "end": ends, **first}
-    copied = {name: values[copy] for name, values in copied.items()}
+    copied = {name: values[is_copy] for name, values in copied.items()}
     return Done(
         [plan.out / task.name],
         {
             "counts": counts,
-            "spans": len(cut_begins) if cutting else 0,
-            "words_cut": int(words_cut.sum()) if cutting else 0,
-            "bytes_cut": int((cut_ends - cut_begins).sum()) if cutting else 0,
-            "repeats": _repeats(plan, texts, copied),
+            "spans": cutting * len(begins_cut),
+            "words_cut": cutting * int(words_cut.sum()),
+            "bytes_cut": cutting * int((ends_cut - begins_cut).sum()),
+            "repeats": _repeats(plan.section.min_words, texts, copied),
         },
     )
 
 
-def _repeats(
-    plan: SubstringsPlan, texts: JudgedTexts, copied: Mapping[str, np.ndarray]
-) -> list[Repeat]:
+def _repeats(min_words: int, texts: JudgedTexts, copied: Rows) -> list[Repeat]:
     """Longest copied passages of a shard: windows that are consecutive both here and in
     the first copy.
     """
@@ -429,22 +317,19 @@ def _repeats(
     if not len(starts):
         return []
     lasts = np.append(starts[1:], len(window)) - 1
-    words = lasts - starts + plan.section.min_words
-    copies = np.maximum.reduceat(copied["copies"], starts)
-    places = np.stack(
-        [copied[name][starts] for name in ("first_id_high", "first_id_low")]
-    )
-    first_begins = copied["first_begin"][starts]
+    words = lasts - starts + min_words
+    copies = np.maximum.reduceat(copied[COPIES], starts)
+    first = {name: values[starts] for name, values in copied.items()}
+    place = (first[name] for name in ("first_id_high", "first_id_low", "first_begin"))
     longest: dict[tuple[str, int], Repeat] = {}
-    for run in sort_rows(-words, -copies, *places, first_begins):
-        key = "".join(f"{half:016x}" for half in places[:, run]), int(first_begins[run])
+    for run in sort_rows(-words, -copies, *place):
+        key = first_document(first, run), int(first["first_begin"][run])
         if key in longest:
             continue
         if len(longest) == LARGEST_REPEATS:
             break
-        start = starts[run]
         passage = texts.passage(
-            int(text[start]), begins[start], copied["end"][lasts[run]]
+            int(first["text"][run]), first["begin"][run], copied["end"][lasts[run]]
         )
         longest[key] = {
             "words": int(words[run]),

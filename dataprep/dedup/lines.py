@@ -1,19 +1,17 @@
 """Stage `dedup_lines`: keep one copy of each distinct line or paragraph in the corpus,
 and cut the others.
 
-A unit is a line or paragraph of `spans.find_segments`: stripped, not empty. Its key is
-a hash of 128 bits of its code points; among n distinct units about n^2 / 2^129 pairs
-share a key by chance (10^10 units: 10^-19). Lower case is code point by code point, as
-in `unicode_tables.lower_case`.
+A unit is a line or paragraph: stripped, not empty. Its key is a hash of its code points
+(see `repeated_spans.py`). Lower case is code point by code point, as in
+`unicode_tables.lower_case`.
 
 1. lines: per shard, its distinct units, each with the smallest id of its documents, by
    partition of the key.
-2. repeated: per partition of the keys, the repeated units, each with the document that
-   keeps it, by shard.
+2. repeated_lines: per partition of the keys, the repeated units, each with the document
+   that keeps it, by shard.
 3. apply: per shard, the edits and the annotation table.
 
-A shard sends each distinct unit once, so that a licence on a million pages costs no
-more than any other line. The document that keeps a unit depends only on document ids.
+The document that keeps a unit depends only on document ids.
 """
 
 from __future__ import annotations
@@ -25,55 +23,32 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
-import pyarrow as pa
 
 from gristmill.core.arrays import Column
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import (
-    JudgedTexts,
-    merge_annotations,
-    read_judged,
-)
+from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.conservation import Counted, Counts, balance
+from gristmill.dataprep.dedup.repeated_spans import (
+    COPIES,
+    EXCERPT_CHARACTERS,
+    Numbers,
+    RepeatsPlan,
+    Spans,
+    exchange,
+    find_repeated,
+    first_document,
+    send_spans,
+)
 from gristmill.dataprep.dedup.repeats import RepeatedUnit
-from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
+from gristmill.dataprep.document_numbers import number_documents, text_bytes
 from gristmill.dataprep.documents import Inputs
-from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.runners.shuffle import (
-    Sending,
-    Sent,
-    Shuffled,
-    run_stream,
-)
-from gristmill.dataprep.runners.tasks import (
-    Done,
-    PartitionTask,
-    ShardTask,
-    partition_tasks,
-    run_tasks,
-    shard_tasks,
-)
-from gristmill.dataprep.shuffle_format import (
-    columns_of,
-    count_partitions,
-    find_pairs,
-    group_starts,
-    group_sums,
-    hash_partitions,
-    sort_rows,
-    sorted_columns,
-    spread_groups,
-)
+from gristmill.dataprep.edits import EDITS, cuts_array, join_spans
+from gristmill.dataprep.runners.shuffle import Sending, Shuffled
+from gristmill.dataprep.runners.tasks import Done, ShardTask, run_tasks, shard_tasks
+from gristmill.dataprep.shuffle_format import count_partitions, group_starts, sort_rows
 from gristmill.dataprep.text.hashing import ODD, append_hash, fmix64
-from gristmill.dataprep.text.kernels import (
-    Bytes,
-    Flags,
-    Offsets,
-    Positions,
-    kernel,
-    text_buffers,
-)
-from gristmill.dataprep.text.spans import NEWLINE, find_segments
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
+from gristmill.dataprep.text.spans import NEWLINE, skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
     code_point_flags,
@@ -85,27 +60,20 @@ from gristmill.mixtures.base import Recipe
 from gristmill.mixtures.steps.dedup import DedupLines
 
 NEWLINES = {"line": 1, "paragraph": 2}
+"""Newlines that end a unit."""
 
 
 class Units(NamedTuple):
-    """Units of n texts, concatenated.
+    """Units of n texts.
 
     Attributes:
-        offsets: int64 of shape (n + 1,); text i has the units from offsets[i] up to
-            offsets[i + 1].
-        begins: int64, start of the unit's line, after the preceding newline, in bytes
-            of its text.
-        ends: int64, end of the unit without trailing white space, in bytes of its text.
-        high, low: uint64, halves of its key.
-        characters: int64, number of code points.
-        words: int64, number of words, as from `str.split()`.
+        spans: from the beginning of the unit's line to the end of the unit without
+            trailing white space.
+        characters: int64, code points of each unit.
+        words: int64, words of each unit, as from `str.split()`.
     """
 
-    offsets: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
-    high: np.ndarray
-    low: np.ndarray
+    spans: Spans
     characters: np.ndarray
     words: np.ndarray
 
@@ -121,12 +89,10 @@ def find_units(texts: Column, unit: str, lower: bool) -> Units:
         pa.ArrowInvalid: a text is not UTF-8.
     """
     folded = lower_case() if lower else np.empty(0, np.uint32)
-    return Units(
-        *_find_units(*text_buffers(texts), code_point_flags(), folded, NEWLINES[unit])
-    )
+    return _find_units(*text_buffers(texts), code_point_flags(), folded, NEWLINES[unit])
 
 
-def cut_units(texts: Column, units: Units, cut: np.ndarray) -> tuple[np.ndarray, ...]:
+def cut_units(texts: Column, units: Spans, cut: np.ndarray) -> tuple[np.ndarray, ...]:
     """Byte spans that remove some units, each with the white space up to the next unit.
 
     Cutting the last unit takes the white space before it instead, unless the text ends
@@ -136,66 +102,68 @@ def cut_units(texts: Column, units: Units, cut: np.ndarray) -> tuple[np.ndarray,
         cut: bool per unit.
 
     Returns:
-        begins, ends, offsets: as `edits.cuts_array` takes them; adjacent spans are
-            joined.
+        begins, ends, offsets: as `edits.cuts_array` takes them.
     """
-    return _cut_units(
-        *text_buffers(texts), units.offsets, units.begins, units.ends, cut
-    )
+    data, offsets = text_buffers(texts)
+    text = units.text
+    begins = units.begins.copy()
+    ends = np.roll(begins, -1)
+    last = np.unique(units.offsets[1:]) - 1
+    last = last[last >= 0]
+    text_end = offsets[text[last] + 1]
+    ends[last] = text_end - offsets[text[last]]
+    kept = np.maximum.accumulate(np.where(cut, -1, np.arange(len(cut))))[last]
+    is_open = cut[last] & (data[text_end - 1] != NEWLINE)
+    kept = kept[is_open & (kept >= units.offsets[text[last]])]
+    begins[kept + 1] = units.ends[kept]
+    return join_spans(text[cut], begins[cut], ends[cut], len(texts))
 
 
 @kernel
 def _find_units(
-    data: Bytes,
-    offsets: Offsets,
-    flags: Flags,
-    lower: np.ndarray,
-    newlines: int,
-) -> tuple[np.ndarray, ...]:
+    data: Bytes, offsets: Offsets, flags: Flags, lower: np.ndarray, newlines: int
+) -> Units:
     texts = len(offsets) - 1
     capacity = texts
     for position in range(offsets[0], offsets[texts]):
         capacity += data[position] == NEWLINE
-    begins = np.empty(capacity, np.int64)
-    ends = np.empty(capacity, np.int64)
-    high = np.empty(capacity, np.uint64)
-    low = np.empty(capacity, np.uint64)
-    characters = np.empty(capacity, np.int64)
-    words = np.empty(capacity, np.int64)
+    numbers = np.empty((4, capacity), np.int64)
+    hashes = np.empty((2, capacity), np.uint64)
     unit_offsets = np.zeros(texts + 1, np.int64)
     count = 0
     for text in range(texts):
-        begin = offsets[text]
-        firsts, lasts, lengths = find_segments(
-            data, begin, offsets[text + 1], flags, newlines
-        )
-        for segment in range(len(firsts)):
-            start = firsts[segment]
-            while start > begin and data[start - 1] != NEWLINE:
-                start -= 1
-            begins[count], ends[count] = start - begin, lasts[segment] - begin
-            characters[count] = lengths[segment]
-            high[count], low[count], words[count] = _key(
-                data, firsts[segment], lasts[segment], flags, lower
+        begin = segment = offsets[text]
+        end = offsets[text + 1]
+        while segment < end:
+            stop = skip_to_newlines(data, segment, end, newlines)
+            first, last = strip(data, segment, stop, flags)
+            segment = stop + newlines
+            if first == last:
+                continue
+            hashes[0, count], hashes[1, count], characters, words = _key(
+                data, first, last, flags, lower
             )
+            while first > begin and data[first - 1] != NEWLINE:
+                first -= 1
+            numbers[0, count], numbers[1, count] = first - begin, last - begin
+            numbers[2, count], numbers[3, count] = characters, words
             count += 1
         unit_offsets[text + 1] = count
-    return (
+    spans = Spans(
         unit_offsets,
-        begins[:count],
-        ends[:count],
-        high[:count],
-        low[:count],
-        characters[:count],
-        words[:count],
+        numbers[0, :count],
+        numbers[1, :count],
+        hashes[0, :count],
+        hashes[1, :count],
     )
+    return Units(spans, numbers[2, :count], numbers[3, :count])
 
 
 @kernel
 def _key(
     data: Bytes, begin: int, end: int, flags: Flags, lower: np.ndarray
-) -> tuple[int, int, int]:
-    """Halves of the key, and the number of words."""
+) -> tuple[int, int, int, int]:
+    """Halves of the key, and the numbers of code points and words."""
     high = np.uint64(0)
     low = np.uint64(0)
     length = np.uint64(0)
@@ -212,67 +180,13 @@ def _key(
         high ^= high >> np.uint64(32)
         low = append_hash(low, value)
         length += np.uint64(1)
-    return fmix64(high + length), fmix64(low ^ length), words
+    return fmix64(high + length), fmix64(low ^ length), int(np.int64(length)), words
 
 
-@kernel
-def _cut_units(
-    data: Bytes,
-    offsets: Offsets,
-    unit_offsets: np.ndarray,
-    begins: Positions,
-    ends: Positions,
-    cut: np.ndarray,
-) -> tuple[Positions, Positions, Offsets]:
-    texts = len(offsets) - 1
-    cut_begins = np.empty(len(cut), np.int64)
-    cut_ends = np.empty(len(cut), np.int64)
-    cut_offsets = np.zeros(texts + 1, np.int64)
-    count = 0
-    for text in range(texts):
-        size = offsets[text + 1] - offsets[text]
-        first = unit_offsets[text]
-        stop = unit_offsets[text + 1]
-        for unit in range(first, stop):
-            if not cut[unit]:
-                continue
-            end = begins[unit + 1] if unit + 1 < stop else size
-            if unit > first and cut[unit - 1]:
-                cut_ends[count - 1] = end
-            else:
-                cut_begins[count], cut_ends[count] = begins[unit], end
-                count += 1
-        ends_open = size > 0 and data[offsets[text] + size - 1] != NEWLINE
-        if stop > first and cut[stop - 1] and ends_open:
-            kept = stop - 1
-            while kept >= first and cut[kept]:
-                kept -= 1
-            if kept >= first:
-                cut_begins[count - 1] = ends[kept]
-        cut_offsets[text + 1] = count
-    return cut_begins[:count], cut_ends[:count], cut_offsets
-
-
-UNITS, REPLIES = "units", "replies"
-"""Names of streams: units from the shards to the partitions of the keys, and replies
-back.
-"""
+LINES = "lines"
+"""Name of the job and of the stream of units that it sends."""
 EMPTY, RATIO = "dedup_lines/empty", "dedup_lines/max_removed_line_ratio"
 MOST_REPEATED = 10
-EXCERPT_CHARACTERS = 200
-KEY_HALVES = (slice(16), slice(16, None))
-"""Digits of the halves of a key."""
-
-
-@dataclass(frozen=True)
-class LinesPlan:
-    """Settings shared by all tasks of the stage."""
-
-    inputs: Inputs
-    section: DedupLines
-    numbering: Numbering
-    num_partitions: int
-    out: Path
 
 
 @dataclass(frozen=True)
@@ -309,31 +223,13 @@ class LinesSummary:
     most_repeated: Sequence[RepeatedUnit]
 
 
-class TopUnit(TypedDict):
-    """Repeated unit whose text is still to be read.
-
-    Attributes:
-        document: number of the document that keeps it.
-        key: 32 hexadecimal digits.
-    """
+class KeptUnit(TypedDict):
+    """Repeated unit (see `RepeatedUnit`) with its key, 32 hexadecimal digits."""
 
     documents: int
-    document: int
     key: str
-
-
-class Excerpt(TypedDict):
-    """Beginning of a unit, and the id of its document."""
-
     text: str
     document: str
-
-
-class RepeatedUnits(TypedDict):
-    """Result of finding the repeated units of a partition."""
-
-    repeated: int
-    top: list[TopUnit]
 
 
 class CutLines(Counted):
@@ -341,8 +237,8 @@ class CutLines(Counted):
 
     removed: int
     bytes_cut: int
-    shown: dict[str, Excerpt]
-    """Excerpts by the unit's key."""
+    repeated: list[KeptUnit]
+    """Units of the most documents among those that the shard keeps."""
 
 
 def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LinesSummary:
@@ -365,154 +261,88 @@ def run(inputs: Inputs, config: Recipe, out: Path, context: Context) -> LinesSum
         QuarantineError: more documents than allowed raised an error.
     """
     section = DedupLines.model_validate(config)
-    numbering = number_documents(inputs["ingest"])
-    num_partitions = count_partitions(text_bytes(inputs["ingest"]))
-    plan = LinesPlan(
-        merge_annotations(inputs, context), section, numbering, num_partitions, out
+    plan = RepeatsPlan(
+        merge_annotations(inputs, context),
+        section,
+        number_documents(inputs["ingest"]),
+        count_partitions(text_bytes(inputs["ingest"])),
+        out,
     )
-    shards = shard_tasks(inputs["ingest"])
-    sent_results, units = run_stream(
-        "lines",
-        shards,
-        partial(send_units, plan=plan),
-        context,
-        num_partitions,
-        UNITS,
+    totals, repeated = exchange(
+        LINES, plan, partial(send_units, plan=plan), section.min_documents, context
     )
-    partitions = partition_tasks(num_partitions) if shards else []
-    repeated, replies = run_stream(
-        "repeated",
-        partitions,
-        partial(find_repeated, plan=plan, units=units),
-        context,
-        len(shards),
-        REPLIES,
-    )
-    top = sorted(
-        (row for result in repeated for row in result["top"]),
-        key=lambda row: (-row["documents"], row["key"]),
-    )[:MOST_REPEATED]
     results = run_tasks(
         "apply",
-        shards,
-        partial(apply, plan=plan, replies=replies, top=top),
+        shard_tasks(inputs["ingest"]),
+        partial(apply, plan=plan, repeated=repeated),
         context,
     )
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    excerpts: dict[str, Excerpt] = {}
-    for result in results:
-        excerpts |= result["shown"]
+    kept = [unit for result in results for unit in result["repeated"]]
+    kept.sort(key=lambda unit: (-unit["documents"], unit["key"]))
     return LinesSummary(
         counts,
         UnitCounts(
-            seen=sum(result["units"] for result in sent_results),
-            shuffled=sum(result["shuffled"] for result in sent_results),
-            repeated=sum(result["repeated"] for result in repeated),
+            seen=totals["units"],
+            shuffled=totals["sent"],
+            repeated=totals["repeated"],
             removed=sum(result["removed"] for result in results),
             bytes_cut=sum(result["bytes_cut"] for result in results),
         ),
-        [RepeatedUnit(row["documents"], **excerpts[row["key"]]) for row in top],
+        [
+            RepeatedUnit(unit["documents"], unit["text"], unit["document"])
+            for unit in kept[:MOST_REPEATED]
+        ],
     )
 
 
-def send_units(task: ShardTask, plan: LinesPlan) -> Sending[dict[str, int]]:
+def send_units(task: ShardTask, plan: RepeatsPlan[DedupLines]) -> Sending[Numbers]:
     """Send every distinct unit of a shard to the partition of its key, with the
     document of smallest id that has it.
     """
-    texts = read_judged(plan.inputs, task.name, plan.section.sources)
-    units, document = _units(texts, plan.section)
-    eligible = _take_part(units, plan.section)
-    document = document[eligible]
-    number = plan.numbering.starts[task.payload["shard"]] + texts.good
+    texts, numbers = plan.read(task)
+    units, compared = _compared_units(texts.texts, plan.section)
+    text = units.spans.text[compared]
     id_high, id_low = texts.ids()
     rows = {
-        "high": units.high[eligible],
-        "low": units.low[eligible],
-        "id_high": id_high[document],
-        "id_low": id_low[document],
-        "document": number[document],
+        "high": units.spans.high[compared],
+        "low": units.spans.low[compared],
+        "id_high": id_high[text],
+        "id_low": id_low[text],
+        "document": numbers[text],
     }
-    rows = sorted_columns(rows, rows)
-    starts = group_starts(rows["high"], rows["low"])
-    is_new_document = np.zeros(len(document), np.int64)
-    is_new_document[group_starts(rows["high"], rows["low"], rows["document"])] = 1
-    first = {name: values[starts] for name, values in rows.items()}
-    first["documents"] = group_sums(is_new_document, starts)
-    yield Sent(
-        UNITS, pa.table(first), hash_partitions(first["high"], plan.num_partitions)
-    )
-    return Done([], {"units": len(document), "shuffled": len(starts)})
-
-
-def find_repeated(
-    task: PartitionTask, plan: LinesPlan, units: Shuffled
-) -> Sending[RepeatedUnits]:
-    """Send the repeated units of one partition to their shards, each with the document
-    that keeps it.
-    """
-    rows = columns_of(units.read(task.payload["partition"]))
-    rows = sorted_columns(rows, ("high", "low", "id_high", "id_low", "document"))
-    starts = group_starts(rows["high"], rows["low"])
-    first = {name: values[starts] for name, values in rows.items()}
-    documents = group_sums(rows["documents"], starts)
-    group = spread_groups(starts, len(rows["high"]))
-    repeated = documents >= plan.section.min_documents
-    chosen = np.flatnonzero(repeated[group])
-    reply = {
-        "high": rows["high"][chosen],
-        "low": rows["low"][chosen],
-        "keeper": first["document"][group[chosen]],
-    }
-    shards = plan.numbering.shards_of(rows["document"][chosen])
-    yield Sent(REPLIES, pa.table(reply), shards)
-    largest = np.flatnonzero(repeated)
-    largest = largest[sort_rows(-documents[largest], first["high"][largest])]
-    top = [
-        TopUnit(
-            documents=int(documents[unit]),
-            document=int(first["document"][unit]),
-            key=f"{first['high'][unit]:016x}{first['low'][unit]:016x}",
-        )
-        for unit in largest[:MOST_REPEATED]
-    ]
-    return Done([], {"repeated": len(largest), "top": top})
+    counted = ("high", "low", "document")
+    sent = yield from send_spans(LINES, rows, counted, plan.num_partitions)
+    return Done([], {"units": len(text), "sent": sent})
 
 
 def apply(
-    task: ShardTask, plan: LinesPlan, replies: Shuffled, top: Sequence[TopUnit]
+    task: ShardTask, plan: RepeatsPlan[DedupLines], repeated: Shuffled
 ) -> Done[CutLines]:
-    """Write the annotations of one shard, and read the texts of the top units whose
-    documents it has.
-    """
-    texts = read_judged(plan.inputs, task.name, plan.section.sources)
-    units, document = _units(texts, plan.section)
-    reply = columns_of(replies.read(task.payload["shard"]))
-    reply = sorted_columns(reply, ("high", "low"))
-    places = find_pairs(reply["high"], reply["low"], units.high, units.low)
-    keeper = np.append(reply["keeper"], -1)[places]  # -1 for a unit without repetition
-    order = sort_rows(document, units.high, units.low)
-    first = np.zeros(len(order), bool)
-    first[order[group_starts(document[order], units.high[order], units.low[order])]] = (
-        True
+    """Write the annotations of one shard."""
+    section = plan.section
+    texts, numbers = plan.read(task)
+    (units, characters, _), compared = _compared_units(texts.texts, section)
+    text = units.text
+    rows, places = find_repeated(repeated, task, units.high, units.low)
+    keeper = np.append(rows["first_document"], -1)[places]  # -1: not repeated
+    is_keeper = keeper == numbers[text]
+    order = sort_rows(text, units.high, units.low)
+    is_first = np.zeros(len(order), bool)
+    columns = (values[order] for values in (text, units.high, units.low))
+    is_first[order[group_starts(*columns)]] = True
+    elsewhere = (keeper >= 0) & (~is_keeper | (section.action == "cut_all"))
+    again = ~is_first & ((keeper >= 0) | section.within_documents)
+    cut = (elsewhere | again) & compared
+    removed = np.bincount(text[cut], minlength=len(numbers))
+    ratio = np.bincount(text[cut], characters[cut], len(numbers)) / np.maximum(
+        np.bincount(text, characters, len(numbers)), 1
     )
-    number = plan.numbering.starts[task.payload["shard"]] + texts.good
-    elsewhere = (keeper >= 0) & (
-        (keeper != number[document]) | (plan.section.action == "cut_all")
-    )
-    again = ~first & ((keeper >= 0) | plan.section.within_documents)
-    cut = (elsewhere | again) & _take_part(units, plan.section)
-    removed = np.bincount(document[cut], minlength=len(texts.good))
-    characters = np.bincount(document, units.characters, len(texts.good))
-    removed_characters = np.bincount(
-        document[cut], units.characters[cut], len(texts.good)
-    )
-    ratio = removed_characters / np.maximum(characters, 1)
     begins, ends, offsets = cut_units(texts.texts, units, cut)
-    limit = plan.section.max_removed_line_ratio
-    reasons = first_failures({EMPTY: ratio == 1.0, RATIO: ratio > limit}, len(ratio))
+    failed = {EMPTY: ratio == 1.0, RATIO: ratio > section.max_removed_line_ratio}
     counts = texts.write_measured(
         plan.out / task.name,
-        reasons,
+        first_failures(failed, len(ratio)),
         {
             "lines_removed": removed.astype(np.int64),
             "removed_line_ratio": ratio,
@@ -520,52 +350,36 @@ def apply(
         },
         texts.errors,
     )
+    kept = np.flatnonzero(is_first & is_keeper)
+    documents = rows[COPIES][places[kept]]
+    most = kept[sort_rows(-documents, units.high[kept], units.low[kept])]
+    kept_units = []
+    for unit in most[:MOST_REPEATED].tolist():
+        passage = texts.passage(int(text[unit]), units.begins[unit], units.ends[unit])
+        kept_units.append(
+            KeptUnit(
+                documents=int(rows[COPIES][places[unit]]),
+                key=f"{units.high[unit]:016x}{units.low[unit]:016x}",
+                text=passage.strip()[:EXCERPT_CHARACTERS],
+                document=first_document(rows, places[unit]),
+            )
+        )
     return Done(
         [plan.out / task.name],
         {
             "counts": counts,
             "removed": int(cut.sum()),
             "bytes_cut": int((ends - begins).sum()),
-            "shown": _excerpts(top, number, texts, units),
+            "repeated": kept_units,
         },
     )
 
 
-def _units(texts: JudgedTexts, section: DedupLines) -> tuple[Units, np.ndarray]:
-    """Units of a shard, and the position of each unit's text among the readable
-    texts.
+def _compared_units(texts: Column, section: DedupLines) -> tuple[Units, np.ndarray]:
+    """Units of some texts, and the mask of those that are long enough to be compared
+    (bool).
     """
-    units = find_units(texts.texts, section.unit, section.normalise == "strip_lower")
-    return units, np.repeat(np.arange(len(texts.good)), np.diff(units.offsets))
-
-
-def _take_part(units: Units, section: DedupLines) -> np.ndarray:
-    return (units.words >= section.min_words) & (
+    units = find_units(texts, section.unit, section.normalise == "strip_lower")
+    return units, (units.words >= section.min_words) & (
         units.characters >= section.min_characters
     )
-
-
-def _excerpts(
-    repeated_units: Sequence[TopUnit],
-    number: np.ndarray,
-    texts: JudgedTexts,
-    units: Units,
-) -> dict[str, Excerpt]:
-    """Beginning of each unit and id of its document by key, for units whose keeping
-    document is in this shard.
-    """
-    excerpts: dict[str, Excerpt] = {}
-    for row in repeated_units:
-        text = int(np.searchsorted(number, row["document"]))
-        if text == len(number) or number[text] != row["document"]:
-            continue
-        high, low = (np.uint64(int(row["key"][half], 16)) for half in KEY_HALVES)
-        here = slice(*units.offsets[text : text + 2])
-        is_unit = (units.high[here] == high) & (units.low[here] == low)
-        unit = units.offsets[text] + is_unit.argmax()
-        passage = texts.passage(text, units.begins[unit], units.ends[unit])
-        excerpts[row["key"]] = {
-            "text": passage.strip()[:EXCERPT_CHARACTERS],
-            "document": texts.documents["id"][int(texts.good[text])].as_py().hex(),
-        }
-    return excerpts

@@ -11,11 +11,14 @@ are `anchors`, about 2 of s + 1 windows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from gristmill.core.arrays import Column
+from gristmill.core.arrays import Column, offsets_of
+from gristmill.dataprep.dedup.repeated_spans import Spans
+from gristmill.dataprep.edits import join_spans
+from gristmill.dataprep.shuffle_format import ranges
 from gristmill.dataprep.text.hashing import (
     ODD,
     OTHER_ODD,
@@ -23,56 +26,29 @@ from gristmill.dataprep.text.hashing import (
     fmix64,
     hash_bytes,
 )
-from gristmill.dataprep.text.kernels import (
-    Bytes,
-    Flags,
-    Offsets,
-    Positions,
-    kernel,
-    text_buffers,
-)
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import word_spans
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 
 SINGLE_SPACE = np.uint8(0x20)
 
 
-class Windows(NamedTuple):
-    """All windows of n texts, concatenated.
-
-    Attributes:
-        offsets: int64 of shape (n + 1,); text i has the windows from offsets[i] up to
-            offsets[i + 1].
-        high, low: uint64, halves of the hash. begins, ends: int64, bytes of the text.
-        words: int64 of shape (n,), number of words of each text.
-    """
-
-    offsets: np.ndarray
-    high: np.ndarray
-    low: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
-    words: np.ndarray
-
-    @property
-    def text(self) -> np.ndarray:
-        """Position of each window's text."""
-        return np.repeat(np.arange(len(self.words)), np.diff(self.offsets))
-
-
-def find_windows(texts: Column, length: int) -> Windows:
+def find_windows(texts: Column, length: int) -> tuple[Spans, np.ndarray]:
     """Find all windows of `length` words; a text with fewer words has none.
+
+    Returns:
+        the windows; and the number of words of each text, int64 of shape (n,).
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
-    return Windows(*_find_windows(*text_buffers(texts), code_point_flags(), length))
+    return _find_windows(*text_buffers(texts), code_point_flags(), length)
 
 
 @kernel
 def _find_windows(
     data: Bytes, offsets: Offsets, flags: Flags, length: int
-) -> tuple[np.ndarray, ...]:
+) -> tuple[Spans, np.ndarray]:
     texts = len(offsets) - 1
     capacity = (offsets[texts] - offsets[0]) // 2 + texts
     highs = np.empty(capacity, np.uint64)
@@ -119,14 +95,14 @@ def _find_windows(
                 high -= oldest_high * high_steps[first]
                 low -= oldest_low * low_steps[first]
         window_offsets[text + 1] = count
-    return (
+    spans = Spans(
         window_offsets,
-        highs[:count].copy(),
-        lows[:count].copy(),
         begins[:count].copy(),
         ends[:count].copy(),
-        words,
+        highs[:count].copy(),
+        lows[:count].copy(),
     )
+    return spans, words
 
 
 @kernel
@@ -147,7 +123,7 @@ def find_anchors(hashes: np.ndarray, offsets: Offsets, spread: int) -> np.ndarra
 
     Args:
         hashes: uint64, upper halves of the windows' hashes.
-        offsets: as in `Windows`.
+        offsets: as in `Spans`.
     """
     anchors = np.zeros(len(hashes), np.bool_)
     for text in range(len(offsets) - 1):
@@ -167,89 +143,82 @@ def find_anchors(hashes: np.ndarray, offsets: Offsets, spread: int) -> np.ndarra
     return anchors
 
 
-@kernel
 def near(offsets: Offsets, marked: np.ndarray, distance: int) -> np.ndarray:
-    """Mask of windows within `distance` windows of a marked window of the same text
-    (bool).
+    """Windows within `distance` windows of a marked one of the same text: int64,
+    ascending.
 
     Args:
-        offsets: as in `Windows`.
-        marked: bool per window.
+        offsets: as in `Spans`.
+        marked: int64, ascending, the marked windows.
     """
-    is_near = np.zeros(len(marked), np.bool_)
-    for text in range(len(offsets) - 1):
-        first = offsets[text]
-        stop = offsets[text + 1]
-        since = distance + 1
-        for window in range(first, stop):
-            since = 0 if marked[window] else since + 1
-            is_near[window] = since <= distance
-        since = distance + 1
-        for window in range(stop - 1, first - 1, -1):
-            since = 0 if marked[window] else since + 1
-            is_near[window] |= since <= distance
-    return is_near
+    text = np.searchsorted(offsets, marked, side="right") - 1
+    begins = np.maximum(marked - distance, offsets[text])
+    ends = np.minimum(marked + distance + 1, offsets[text + 1])
+    begins[1:] = np.maximum(begins[1:], ends[:-1])
+    return ranges(begins, ends)
 
 
-@kernel
 def cut_copies(
-    data: Bytes,
-    offsets: Offsets,
-    flags: Flags,
+    texts: pa.Array,
     text: np.ndarray,
-    begins: Positions,
-    ends: Positions,
-    copy: np.ndarray,
-) -> tuple[Positions, Positions, Offsets, np.ndarray]:
+    begins: np.ndarray,
+    ends: np.ndarray,
+    is_copy: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Cut the words that lie in a copy and not in a first copy.
 
     A cut ends at the beginning of the next word, so that one of the two separators
     around it remains.
 
     Args:
-        data, offsets: n texts (`text_buffers`).
-        flags: of code points.
+        texts: n strings.
         text, begins, ends: int64, repeated windows, by text and begin.
-        copy: bool, true for a copy that may be cut, false for a first copy that stays.
+        is_copy: bool, true for a copy that may be cut, false for a first copy that
+            stays.
 
     Returns:
         begins, ends and offsets of the cuts as `edits.cuts_array` takes them; int64 of
         shape (n,), number of words cut from each text.
     """
-    texts = len(offsets) - 1
-    cut_begins = np.empty(len(text), np.int64)
-    cut_ends = np.empty(len(text), np.int64)
-    cut_offsets = np.zeros(texts + 1, np.int64)
-    cut_words = np.zeros(texts, np.int64)
-    count = 0
-    window = 0
-    for number in range(texts):
-        if window < len(text) and text[window] == number:
-            base = offsets[number]
-            firsts, lasts = word_spans(data, base, offsets[number + 1], flags)
-            copied = -1
-            kept = -1
-            open_cut = False
-            for word in range(len(firsts)):
-                while (
-                    window < len(text)
-                    and text[window] == number
-                    and begins[window] <= firsts[word] - base
-                ):
-                    if copy[window]:
-                        copied = max(copied, ends[window])
-                    else:
-                        kept = max(kept, ends[window])
-                    window += 1
-                is_cut = lasts[word] - base <= copied and lasts[word] - base > kept
-                if is_cut and not open_cut:
-                    cut_begins[count], open_cut = firsts[word] - base, True
-                if not is_cut and open_cut:
-                    cut_ends[count], open_cut = firsts[word] - base, False
-                    count += 1
-                cut_words[number] += is_cut
-            if open_cut:
-                cut_ends[count] = lasts[len(lasts) - 1] - base
-                count += 1
-        cut_offsets[number + 1] = count
-    return cut_begins[:count].copy(), cut_ends[:count].copy(), cut_offsets, cut_words
+    affected, words, base, word_base = words_around(texts, text)
+    begins, ends, word_ends = begins + base, ends + base, words.ends + word_base
+    copied, kept = (
+        farthest_end(begins[chosen], ends[chosen], words.begins + word_base)
+        for chosen in (is_copy, ~is_copy)
+    )
+    is_cut = (word_ends <= copied) & (word_ends > kept)
+    stops = np.roll(words.begins, -1)
+    last = words.offsets[1:] - 1
+    stops[last] = words.ends[last]
+    text_of_cut = affected[words.text[is_cut]]
+    cuts = join_spans(text_of_cut, words.begins[is_cut], stops[is_cut], len(texts))
+    return *cuts, np.bincount(text_of_cut, minlength=len(texts))
+
+
+def words_around(
+    texts: pa.Array, text: np.ndarray
+) -> tuple[np.ndarray, Spans, np.ndarray, np.ndarray]:
+    """Words of the texts that have some spans.
+
+    Args:
+        text: int64, ascending, position of each span's text.
+
+    Returns:
+        the texts, distinct; their words; and what to add to positions in a text of each
+        span, and of each word, so that they ascend over all texts: int64.
+    """
+    affected, place = np.unique(text, return_inverse=True)
+    affected_texts = texts.take(affected)
+    words, _ = find_windows(affected_texts, 1)
+    bases = offsets_of(pc.binary_length(affected_texts))
+    return affected, words, bases[place], bases[words.text]
+
+
+def farthest_end(
+    begins: np.ndarray, ends: np.ndarray, positions: np.ndarray
+) -> np.ndarray:
+    """Farthest end of the spans (by their begins) that begin at or before each
+    position; 0 without one.
+    """
+    farthest = np.append(0, np.maximum.accumulate(ends))
+    return farthest[np.searchsorted(begins, positions, side="right")]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.conservation import check_conservation
 from gristmill.mixtures.schema.engine import BeamEngine
 from tests.dataprep.dask_processes import Cluster
 from tests.dataprep.document_shards import (
@@ -81,6 +83,32 @@ def run_ingest(
         folder = tmp_path / out if isinstance(out, str) else out
         context = make_context(f"{folder.name}-work", **settings)
         return ingest.run({}, config, folder, context)
+
+    return run
+
+
+@pytest.fixture
+def run_stage(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> Callable:
+    """Run an annotating stage: (module, step, name of the run, shards, settings,
+    **settings of BeamEngine) -> `ingest` and the output by the step, summary.
+    """
+
+    def run(
+        stage: ModuleType,
+        step: str,
+        name: str,
+        shards: Sequence[Sequence[Document]],
+        config: Mapping[str, Any] | None = None,
+        **engine: Any,
+    ) -> tuple[dict[str, Path], Any]:
+        inputs = {"ingest": write_ingest(f"{name}-ingest", shards)}
+        out = tmp_path / f"{name}-out"
+        context = make_context(f"{name}-work", **engine)
+        summary = stage.run(inputs, dict(config or {}), out, context)
+        check_conservation(summary.counts, step)
+        return {**inputs, step: out}, summary
 
     return run
 

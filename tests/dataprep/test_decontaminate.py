@@ -80,23 +80,22 @@ def corpus() -> dict[str, Document]:
     return {name: ("web", name, text) for name, text in texts.items()}
 
 
-def run(
-    write: Callable,
-    make_context: Callable,
-    folder: Path,
-    name: str,
-    shards: Sequence[Sequence[Document]],
-    config: dict[str, Any] | None = None,
-    **context: Any,
-) -> tuple[dict[str, Path], dict[str, Any]]:
-    inputs = {"ingest": write(f"{name}-ingest", shards)}
-    out = folder / f"{name}-out"
-    full = {"against": [str(evaluation_set(folder))], **(config or {})}
-    summary = decontaminate.run(
-        inputs, full, out, make_context(f"{name}-work", **context)
-    )
-    check_conservation(summary.counts, "decontaminate")
-    return {**inputs, "decontaminate": out}, summary
+@pytest.fixture
+def run(run_stage: Callable, tmp_path: Path) -> Callable:
+    """Run the stage: (name, shards, settings, **settings of BeamEngine) -> inputs with
+    its output, summary.
+    """
+
+    def run(
+        name: str,
+        shards: Sequence[Sequence[Document]],
+        config: dict[str, Any] | None = None,
+        **engine: Any,
+    ) -> tuple[dict[str, Path], decontaminate.DecontaminationSummary]:
+        full = {"against": [str(evaluation_set(tmp_path))], **(config or {})}
+        return run_stage(decontaminate, "decontaminate", name, shards, full, **engine)
+
+    return run
 
 
 def rows_by_name(
@@ -117,14 +116,10 @@ LEAKS = {
 
 
 @pytest.mark.slow
-def test_leaks_are_dropped_and_quotations_stay(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_leaks_are_dropped_and_quotations_stay(run: Callable) -> None:
     documents = corpus()
     every = list(documents.values())
-    inputs, summary = run(
-        write_ingest, make_context, tmp_path, "all", [every[:9], every[9:]]
-    )
+    inputs, summary = run("all", [every[:9], every[9:]])
     rows = rows_by_name(inputs, documents)
     assert {
         name: row["contaminated_item"] for name, row in rows.items() if not row["keep"]
@@ -188,9 +183,7 @@ DISGUISES = {
         "out\n(C) helium (D) none of these",
     ],
 )
-def test_disguised_items_are_found(
-    item: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_disguised_items_are_found(run: Callable, item: str, tmp_path: Path) -> None:
     (tmp_path / "quiz.json").write_text(json.dumps([{"query": item}]))
     bare = re.sub(r"\(?\b[A-Z]\) |\b\w+:\s*", "", item)
     documents = {
@@ -208,32 +201,24 @@ def test_disguised_items_are_found(
             f"{prose(60 + number)}\n\n{disguise(bare)}\n\n{prose(80 + number)}",
         )
     config = {"against": [str(tmp_path / "quiz.json")]}
-    inputs, summary = run(
-        write_ingest, make_context, tmp_path, "all", [list(documents.values())], config
-    )
+    inputs, summary = run("all", [list(documents.values())], config)
     rows = rows_by_name(inputs, documents)
     assert {name for name, row in rows.items() if row["keep"]} == {"clean", "similar"}
     assert summary.sets["quiz"].contaminated == 1
 
 
 @pytest.mark.slow
-def test_invisible_characters_are_excised_with_the_item(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_invisible_characters_are_excised_with_the_item(run: Callable) -> None:
     hidden = "\u200b".join(QUESTION)
     document = ("web", "page", f"{prose(1)}\n{hidden}\n{prose(2)}")
     config = {"action": "excise", "margin_characters": 2}
-    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [[document]], config)
+    inputs, _ = run("all", [[document]], config)
     assert texts_by_locator(inputs) == {"page": f"{prose(1)}\n\n{prose(2)}"}
 
 
-def test_match_table_names_item_document_and_text(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_match_table_names_item_document_and_text(run: Callable) -> None:
     documents = corpus()
-    inputs, summary = run(
-        write_ingest, make_context, tmp_path, "all", [list(documents.values())]
-    )
+    inputs, summary = run("all", [list(documents.values())])
     table = pq.read_table(inputs["decontaminate"] / "matches.parquet").to_pylist()
     matches = {row["locator"]: row for row in table}
     assert set(matches) == {*LEAKS, "mention"}
@@ -254,14 +239,10 @@ def test_match_table_names_item_document_and_text(
     assert summary.matches[0]["contamination"] == 1.0
 
 
-def test_excision_cuts_the_item_with_its_margin(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_excision_cuts_the_item_with_its_margin(run: Callable) -> None:
     documents = corpus()
     config = {"action": "excise", "margin_characters": 30}
-    inputs, summary = run(
-        write_ingest, make_context, tmp_path, "all", [list(documents.values())], config
-    )
+    inputs, summary = run("all", [list(documents.values())], config)
     rows, texts = rows_by_name(inputs, documents), texts_by_locator(inputs)
     # the answer's line went with it
     assert texts["embedded"] == f"{prose(20)}\n\n{prose(21)}"
@@ -286,19 +267,13 @@ def test_excision_cuts_the_item_with_its_margin(
     )
 
 
-def test_shards_workers_and_order_do_not_change_the_result(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_shards_workers_and_order_do_not_change_the_result(run: Callable) -> None:
     documents = list(corpus().values())
     shuffled = random.Random(4).sample(documents, len(documents))
     cut = [shuffled[at : at + 4] for at in range(0, len(shuffled), 4)]
     config = {"action": "excise"}
-    first, first_summary = run(
-        write_ingest, make_context, tmp_path, "one", [documents], config
-    )
-    second, second_summary = run(
-        write_ingest, make_context, tmp_path, "cut", cut, config, workers=2
-    )
+    first, first_summary = run("one", [documents], config)
+    second, second_summary = run("cut", cut, config, workers=2)
     assert rows_by_id(first["decontaminate"]) == rows_by_id(second["decontaminate"])
     first_matches, second_matches = (
         pq.read_table(inputs["decontaminate"] / "matches.parquet")
@@ -322,25 +297,17 @@ def test_shards_workers_and_order_do_not_change_the_result(
     ],
 )
 def test_each_threshold_decides(
-    config: dict[str, Any],
-    kept: set[str],
-    write_ingest: Callable,
-    make_context: Callable,
-    tmp_path: Path,
+    run: Callable, config: dict[str, Any], kept: set[str]
 ) -> None:
     documents = corpus()
-    inputs, _ = run(
-        write_ingest, make_context, tmp_path, "all", [list(documents.values())], config
-    )
+    inputs, _ = run("all", [list(documents.values())], config)
     rows = rows_by_name(inputs, documents)
     assert {name for name in LEAKS if rows[name]["keep"]} == kept
 
 
-def test_verdicts_can_be_replayed(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_verdicts_can_be_replayed(run: Callable) -> None:
     documents = list(corpus().values())
-    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents])
+    inputs, _ = run("all", [documents])
     before, after = (
         rules_of(
             decontaminate.rules,
@@ -360,9 +327,6 @@ def test_verdicts_can_be_replayed(
     ].to_pylist()
     assert old.keep.tolist() == stored
     again, _ = run(
-        write_ingest,
-        make_context,
-        tmp_path,
         "again",
         [documents],
         {"max_contamination": 0.7},
@@ -376,12 +340,10 @@ def test_verdicts_can_be_replayed(
 
 
 def test_only_the_remaining_words_of_excised_documents_can_be_replayed(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
+    run: Callable,
 ) -> None:
     config = {"action": "excise", "margin_characters": 0}
-    inputs, _ = run(
-        write_ingest, make_context, tmp_path, "all", [list(corpus().values())], config
-    )
+    inputs, _ = run("all", [list(corpus().values())], config)
     columns = pq.read_table(inputs["decontaminate"] / "part-00000.parquet").column_names
     before, after = (
         rules_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +68,17 @@ def planted() -> dict[str, Document]:
     return documents
 
 
-def run(
-    write: Callable,
-    make_context: Callable,
-    folder: Path,
-    name: str,
-    shards: Sequence[Sequence[Document]],
-    config: dict[str, Any] | None = None,
-    **context: Any,
-) -> tuple[Path, dict[str, Any]]:
-    ingest = write(f"{name}-ingest", shards)
-    out = folder / f"{name}-out"
-    return out, dedup.run(
-        {"ingest": ingest}, config or {}, out, make_context(f"{name}-work", **context)
-    )
+@pytest.fixture
+def run(run_stage: Callable) -> Callable:
+    """Run the stage: (name, shards, settings, **settings of BeamEngine) -> output
+    folder, summary.
+    """
+
+    def run(*arguments: Any, **engine: Any) -> tuple[Path, dedup.DedupSummary]:
+        inputs, summary = run_stage(dedup, "dedup", *arguments, **engine)
+        return inputs["dedup"], summary
+
+    return run
 
 
 def names(out: Path, documents: dict[str, Document]) -> dict[str, dict[str, Any]]:
@@ -95,12 +92,10 @@ def names(out: Path, documents: dict[str, Document]) -> dict[str, dict[str, Any]
 
 
 def test_planted_duplicates_are_dropped_and_unrelated_documents_kept(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
+    run: Callable,
 ) -> None:
     documents = planted()
-    out, summary = run(
-        write_ingest, make_context, tmp_path, "all", [list(documents.values())]
-    )
+    out, summary = run("all", [list(documents.values())])
     rows = names(out, documents)
     check_conservation(summary.counts, "dedup")
     assert all(
@@ -142,13 +137,9 @@ def test_planted_duplicates_are_dropped_and_unrelated_documents_kept(
     }
 
 
-def test_cluster_table_names_the_survivor_and_the_deciding_key(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_cluster_table_names_the_survivor_and_the_deciding_key(run: Callable) -> None:
     documents = planted()
-    out, _ = run(
-        write_ingest, make_context, tmp_path, "all", [list(documents.values())]
-    )
+    out, _ = run("all", [list(documents.values())])
     rows = names(out, documents)
     table = pq.read_table(out / "clusters.parquet").to_pylist()
     order = [(row["cluster"], row["member"]) for row in table]
@@ -182,7 +173,7 @@ def test_cluster_table_names_the_survivor_and_the_deciding_key(
 
 @pytest.mark.slow
 def test_survivors_rule_drops_only_documents_similar_to_a_kept_one(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
+    run: Callable,
 ) -> None:
     words = text(7, 2000).split()
     windows = [
@@ -201,7 +192,7 @@ def test_survivors_rule_drops_only_documents_similar_to_a_kept_one(
             "clusters": rule,
         }
         config["clusters"] = "survivors" if rule == "again" else rule
-        out, summary = run(write_ingest, make_context, tmp_path, rule, shards, config)
+        out, summary = run(rule, shards, config)
         rows_of_rule[rule] = rows_by_id(out)
         assert summary.linked_pairs >= 59
         assert summary.uncompared == 0
@@ -225,17 +216,13 @@ def test_survivors_rule_drops_only_documents_similar_to_a_kept_one(
 
 
 @pytest.mark.slow
-def test_shards_workers_and_order_do_not_change_the_result(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_shards_workers_and_order_do_not_change_the_result(run: Callable) -> None:
     documents = list(planted().values())
     shuffled = random.Random(4).sample(documents, len(documents))
     cut = [shuffled[at : at + 5] for at in range(0, len(shuffled), 5)]
-    first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents])
-    second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut)
-    third, third_summary = run(
-        write_ingest, make_context, tmp_path, "two", cut, workers=2
-    )
+    first, first_summary = run("one", [documents])
+    second, second_summary = run("cut", cut)
+    third, third_summary = run("two", cut, workers=2)
     assert rows_by_id(first) == rows_by_id(second)
     assert (first / "clusters.parquet").read_bytes() == (
         second / "clusters.parquet"
@@ -246,16 +233,13 @@ def test_shards_workers_and_order_do_not_change_the_result(
 
 @pytest.mark.slow
 def test_resumed_run_writes_the_same_bytes(
-    write_ingest: Callable,
-    make_context: Callable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dedup, "LEAST_KEY_BYTES", 1)  # several partitions of few keys
     documents = list(planted().values())
     cut = [documents[at : at + 8] for at in range(0, len(documents), 8)]
-    undisturbed, summary = run(write_ingest, make_context, tmp_path, "whole", cut)
-    again, _ = run(write_ingest, make_context, tmp_path, "again", cut)
+    undisturbed, summary = run("whole", cut)
+    again, _ = run("again", cut)
     work = tmp_path / "again-work"
     for record in (
         "sketch/part-00001.parquet.json",
@@ -272,7 +256,7 @@ def test_resumed_run_writes_the_same_bytes(
     (again / "index" / "part-00002.parquet").unlink()
     (again / "index" / "index.json").unlink()
     (again / "clusters.parquet").unlink()
-    repeated, repeated_summary = run(write_ingest, make_context, tmp_path, "again", cut)
+    repeated, repeated_summary = run("again", cut)
     assert file_contents(repeated) == file_contents(undisturbed)
     assert repeated_summary == summary
 
@@ -370,15 +354,9 @@ def test_only_kept_documents_of_the_sources_are_compared(
     ],
 )
 def test_each_method_can_be_switched_off(
-    config: dict[str, Any],
-    dropped: dict[str, int],
-    write_ingest: Callable,
-    make_context: Callable,
-    tmp_path: Path,
+    run: Callable, config: dict[str, Any], dropped: dict[str, int]
 ) -> None:
-    _, summary = run(
-        write_ingest, make_context, tmp_path, "all", [list(planted().values())], config
-    )
+    _, summary = run("all", [list(planted().values())], config)
     assert summary.counts["dropped"] == dropped
 
 
@@ -427,37 +405,27 @@ def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
     check_conservation(summary.counts, "dedup")
 
 
-def test_oversized_bucket_is_one_cluster(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_oversized_bucket_is_one_cluster(run: Callable) -> None:
     template = text(1)
     documents = [
         ("web", str(row), f"{template} for customer{row}") for row in range(80)
     ]
-    _, summary = run(
-        write_ingest, make_context, tmp_path, "all", [documents[:30], documents[30:]]
-    )
+    _, summary = run("all", [documents[:30], documents[30:]])
     assert summary.candidate_pairs < 80 * 79 // 2
     assert (summary.clusters, summary.counts["kept"]) == (1, 1)
 
 
-def test_empty_corpus_and_single_document_are_allowed(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
-    empty, summary = run(write_ingest, make_context, tmp_path, "empty", [[]])
+def test_empty_corpus_and_single_document_are_allowed(run: Callable) -> None:
+    empty, summary = run("empty", [[]])
     assert summary.clusters == 0
     assert pq.read_table(empty / "clusters.parquet").num_rows == 0
-    _, summary = run(
-        write_ingest, make_context, tmp_path, "single", [[("web", "a", text(1))]]
-    )
+    _, summary = run("single", [[("web", "a", text(1))]])
     assert (summary.counts["kept"], summary.largest_clusters) == (1, [])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PEPS.exists(), reason="the PEP revisions are not here")
-def test_pep_revisions_are_found_with_exact_jaccard_similarities(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_pep_revisions_are_found_with_exact_jaccard_similarities(run: Callable) -> None:
     """Other code computed the exact Jaccard similarities (word 5-grams) of all pairs.
 
     Bands of 14 x 8 find a pair of similarity 0.8 with probability 0.92, and the cluster
@@ -476,7 +444,7 @@ def test_pep_revisions_are_found_with_exact_jaccard_similarities(
         frozenset((row["a"], row["b"])): row["jaccard_w5"] for row in lines("pairs")
     }
     cut = [sorted(documents.values())[at::4] for at in range(4)]
-    out, _ = run(write_ingest, make_context, tmp_path, "peps", cut, workers=2)
+    out, _ = run("peps", cut, workers=2)
     rows = names(out, documents)
     alike = [tuple(pair) for pair, jaccard in similarity.items() if jaccard >= 0.8]
     clustered = sum(rows[a]["cluster"] == rows[b]["cluster"] for a, b in alike)

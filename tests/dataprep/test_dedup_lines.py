@@ -6,8 +6,8 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,23 +39,12 @@ from tests.dataprep.document_shards import (
 )
 
 
-def run(
-    write: Callable,
-    make_context: Callable,
-    folder: Path,
-    name: str,
-    shards: Sequence[Sequence[Document]],
-    config: dict[str, Any],
-    **context: Any,
-) -> tuple[dict[str, Path], LinesSummary]:
-    inputs = {"ingest": write(f"{name}-ingest", shards)}
-    inputs["dedup_lines"] = folder / f"{name}-out"
-    ingest = {"ingest": inputs["ingest"]}
-    summary = dedup_lines.run(
-        ingest, config, inputs["dedup_lines"], make_context(f"{name}-work", **context)
-    )
-    check_conservation(summary.counts, "dedup_lines")
-    return inputs, summary
+@pytest.fixture
+def run(run_stage: Callable) -> Callable:
+    """Run the stage: (name, shards, settings, **settings of BeamEngine) -> inputs with
+    its output, summary.
+    """
+    return partial(run_stage, dedup_lines, "dedup_lines")
 
 
 def without_moves(summary: LinesSummary) -> LinesSummary:
@@ -158,12 +147,10 @@ def corpus() -> list[Document]:
 
 
 def test_repeated_line_stays_in_the_document_with_the_smallest_id(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
+    run: Callable,
 ) -> None:
     documents = corpus()
-    inputs, summary = run(
-        write_ingest, make_context, tmp_path, "all", [documents[:5], documents[5:]], {}
-    )
+    inputs, summary = run("all", [documents[:5], documents[5:]], {})
     texts = kept_texts_of(inputs)
     footer = "all rights reserved by the owners of this page."
     with_footer = [name for name, text in texts.items() if footer in text.lower()]
@@ -194,9 +181,7 @@ def test_repeated_line_stays_in_the_document_with_the_smallest_id(
     )
 
 
-def test_document_that_loses_too_much_is_dropped(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_document_that_loses_too_much_is_dropped(run: Callable) -> None:
     same = "This sentence is in every one of them."
     documents = [
         ("web", str(row), text)
@@ -206,9 +191,6 @@ def test_document_that_loses_too_much_is_dropped(
     ]
     first = by_id(documents)[0][1]
     inputs, _ = run(
-        write_ingest,
-        make_context,
-        tmp_path,
         "all",
         [documents],
         {"max_removed_line_ratio": 0.4},
@@ -235,12 +217,10 @@ def test_document_that_loses_too_much_is_dropped(
 
 
 def test_cut_all_removes_boilerplate_everywhere_and_keeps_rarer_lines(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
+    run: Callable,
 ) -> None:
     config = {"action": "cut_all", "min_documents": 10, "within_documents": False}
-    inputs, summary = run(
-        write_ingest, make_context, tmp_path, "all", [corpus()], config
-    )
+    inputs, summary = run("all", [corpus()], config)
     texts = kept_texts_of(inputs)
     assert not any("rights reserved" in text.lower() for text in texts.values())
     assert sum("decided nothing" in text for text in texts.values()) == 3
@@ -248,17 +228,13 @@ def test_cut_all_removes_boilerplate_everywhere_and_keeps_rarer_lines(
     assert summary.units.removed == 14
 
 
-def test_paragraphs_are_compared_as_a_whole(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_paragraphs_are_compared_as_a_whole(run: Callable) -> None:
     shared = "One line of it,\nand another line of it."
     documents = [
         ("web", "a", f"First of all here.\n\n{shared}\n\nThe end of a."),
         ("web", "b", f"{shared}\n\n\nRest."),
     ]
-    inputs, _ = run(
-        write_ingest, make_context, tmp_path, "all", [documents], {"unit": "paragraph"}
-    )
+    inputs, _ = run("all", [documents], {"unit": "paragraph"})
     texts = kept_texts_of(inputs)
     expected = {
         "a": {"a": documents[0][2], "b": "Rest."},
@@ -269,20 +245,13 @@ def test_paragraphs_are_compared_as_a_whole(
 
 @pytest.mark.parametrize(("normalise", "survivors"), [("strip_lower", 1), ("strip", 2)])
 def test_case_matters_only_with_normalise_strip(
-    normalise: str,
-    survivors: int,
-    write_ingest: Callable,
-    make_context: Callable,
-    tmp_path: Path,
+    run: Callable, normalise: str, survivors: int
 ) -> None:
     documents = [
         ("web", "a", "The same words again here."),
         ("web", "b", "the SAME words again here. "),
     ]
     inputs, _ = run(
-        write_ingest,
-        make_context,
-        tmp_path,
         "all",
         [documents],
         {"normalise": normalise},
@@ -291,22 +260,15 @@ def test_case_matters_only_with_normalise_strip(
 
 
 def test_shards_workers_and_order_do_not_change_the_result(
-    write_ingest: Callable,
-    make_context: Callable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = corpus()
     mixed = random.Random(4).sample(documents, len(documents))
     cut = [mixed[at : at + 3] for at in range(0, len(mixed), 3)]
-    first, first_summary = run(
-        write_ingest, make_context, tmp_path, "one", [documents], {}
-    )
-    second, second_summary = run(
-        write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2
-    )
+    first, first_summary = run("one", [documents], {})
+    second, second_summary = run("cut", cut, {}, workers=2)
     monkeypatch.setattr(dedup_lines, "count_partitions", lambda size: 3)
-    third, third_summary = run(write_ingest, make_context, tmp_path, "three", cut, {})
+    third, third_summary = run("three", cut, {})
     outs = [rows_by_id(inputs["dedup_lines"]) for inputs in (first, second, third)]
     assert outs[0] == outs[1] == outs[2]
     # how much is moved depends on the shards, the result does not
@@ -317,15 +279,10 @@ def test_shards_workers_and_order_do_not_change_the_result(
     )
 
 
-def test_line_on_every_page_is_shuffled_once_per_shard(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_line_on_every_page_is_shuffled_once_per_shard(run: Callable) -> None:
     licence = "Permission is hereby granted, free of charge, to any person."
     documents = [("web", str(row), "\n".join([licence] * 50)) for row in range(2000)]
     _, summary = run(
-        write_ingest,
-        make_context,
-        tmp_path,
         "all",
         [documents[:1000], documents[1000:]],
         {},
@@ -420,10 +377,10 @@ def test_units_equal_a_plain_split(texts: list[str], unit: str) -> None:
         for text in texts
     ]
     flat = [part for parts in expected for part in parts]
-    assert np.diff(units.offsets).tolist() == [len(parts) for parts in expected]
+    assert np.diff(units.spans.offsets).tolist() == [len(parts) for parts in expected]
     assert units.characters.tolist() == [len(part) for part in flat]
     assert units.words.tolist() == [len(part.split()) for part in flat]
-    keys = list(zip(units.high.tolist(), units.low.tolist()))
+    keys = list(zip(units.spans.high.tolist(), units.spans.low.tolist()))
     for unit_text, key in zip(flat, keys, strict=True):
         equal_texts = [
             normalised(unit_text) == normalised(candidate) for candidate in flat
@@ -441,7 +398,7 @@ def test_cutting_units_keeps_exactly_the_others(
     text: str, chosen: set[int], unit: str
 ) -> None:
     texts = pa.array([text], pa.large_string())
-    units = find_units(texts, unit, lower=False)
+    units = find_units(texts, unit, lower=False).spans
     cut = np.isin(np.arange(len(units.high)), list(chosen))
     (edited,) = apply_edits(
         texts, cuts_array(*cut_units(texts, units, cut))
@@ -469,7 +426,7 @@ def test_cut_takes_the_line_with_its_line_break(
     text: str, cut: list[bool], edited: str
 ) -> None:
     texts = pa.array([text], pa.large_string())
-    units = find_units(texts, "line", lower=False)
+    units = find_units(texts, "line", lower=False).spans
     edits = cuts_array(*cut_units(texts, units, np.array(cut)))
     assert apply_edits(texts, edits).to_pylist() == [edited]
 

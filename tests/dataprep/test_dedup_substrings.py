@@ -8,6 +8,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import check_conservation
 from gristmill.dataprep.dedup import exact_substring as dedup_substrings
 from gristmill.dataprep.dedup.ngram_windows import find_anchors, find_windows, near
+from gristmill.dataprep.dedup.repeated_spans import Spans
 from gristmill.dataprep.documents import document_id, write_table
 from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.mixtures.steps.dedup import DedupSubstrings
@@ -41,21 +43,12 @@ def prose(seed: int, words: int = 150) -> str:
     return " ".join(f"w{rng.randrange(5000)}" for _ in range(words))
 
 
-def run(
-    write: Callable,
-    make_context: Callable,
-    folder: Path,
-    name: str,
-    shards: Sequence[Sequence[Document]],
-    config: dict[str, Any],
-    **context: Any,
-) -> tuple[dict[str, Path], dict[str, Any]]:
-    ingest, out = write(f"{name}-ingest", shards), folder / f"{name}-out"
-    summary = dedup_substrings.run(
-        {"ingest": ingest}, config, out, make_context(f"{name}-work", **context)
-    )
-    check_conservation(summary.counts, "dedup_substrings")
-    return {"ingest": ingest, "dedup_substrings": out}, summary
+@pytest.fixture
+def run(run_stage: Callable) -> Callable:
+    """Run the stage: (name, shards, settings, **settings of BeamEngine) -> inputs with
+    its output, summary.
+    """
+    return partial(run_stage, dedup_substrings, "dedup_substrings")
 
 
 def run_in_this_process(
@@ -215,7 +208,9 @@ def test_certain_passages_are_found_and_only_repeated_words_are_cut(
             passage = text.encode()[
                 begin : spans(text)[at + length + more - 1][1]
             ].decode()
-            hashes = find_windows(pa.array([passage], pa.large_string()), length).high
+            hashes = find_windows(pa.array([passage], pa.large_string()), length)[
+                0
+            ].high
             assert len(hashes) == more + 1
             assert set(hashes.tolist()) <= known_hashes
 
@@ -246,15 +241,10 @@ def corpus() -> list[Document]:
     return documents
 
 
-def test_first_copy_stays_and_later_copies_are_cut(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_first_copy_stays_and_later_copies_are_cut(run: Callable) -> None:
     documents = corpus()
     config = {"min_words": 50, "certain_words": 55}
     inputs, summary = run(
-        write_ingest,
-        make_context,
-        tmp_path,
         "all",
         [documents[:6], documents[6:]],
         config,
@@ -291,18 +281,14 @@ def test_first_copy_stays_and_later_copies_are_cut(
     )
 
 
-def test_documents_are_dropped_by_their_duplicated_ratio(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_documents_are_dropped_by_their_duplicated_ratio(run: Callable) -> None:
     documents = corpus()
     config = {
         "action": "drop",
         "max_duplicated_substring_ratio": 0.3,
         "certain_words": 55,
     }
-    inputs, summary = run(
-        write_ingest, make_context, tmp_path, "all", [documents], config
-    )
+    inputs, summary = run("all", [documents], config)
     rows = rows_by_id(inputs["dedup_substrings"])
     dropped = [
         document for document in documents if not rows[document_id(*document)]["keep"]
@@ -317,18 +303,13 @@ def test_documents_are_dropped_by_their_duplicated_ratio(
     assert summary.bytes_cut == 0
 
 
-def test_complete_copy_is_dropped(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
-) -> None:
+def test_complete_copy_is_dropped(run: Callable) -> None:
     documents = [
         ("web", "a", prose(1, 60)),
         ("web", "b", prose(1, 60)),
         ("web", "c", f"{prose(2, 9)} {prose(1, 60)}"),
     ]
     inputs, summary = run(
-        write_ingest,
-        make_context,
-        tmp_path,
         "all",
         [documents[:1], documents[1:]],
         {"certain_words": 50},
@@ -345,22 +326,15 @@ def test_complete_copy_is_dropped(
 
 @pytest.mark.slow
 def test_shards_partitions_workers_and_order_do_not_change_the_result(
-    write_ingest: Callable,
-    make_context: Callable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = corpus()
     mixed = random.Random(4).sample(documents, len(documents))
     cut = [mixed[at : at + 3] for at in range(0, len(mixed), 3)]
-    first, first_summary = run(
-        write_ingest, make_context, tmp_path, "one", [documents], {}
-    )
-    second, second_summary = run(
-        write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2
-    )
+    first, first_summary = run("one", [documents], {})
+    second, second_summary = run("cut", cut, {}, workers=2)
     monkeypatch.setattr(dedup_substrings, "count_partitions", lambda size: 3)
-    third, third_summary = run(write_ingest, make_context, tmp_path, "three", cut, {})
+    third, third_summary = run("three", cut, {})
     outs = [rows_by_id(inputs["dedup_substrings"]) for inputs in (first, second, third)]
     assert outs[0] == outs[1] == outs[2]
     # how much is moved depends on the shards, the result does not
@@ -375,14 +349,11 @@ def test_shards_partitions_workers_and_order_do_not_change_the_result(
 
 @pytest.mark.slow
 def test_line_repeated_a_hundred_thousand_times_is_shuffled_once_per_shard(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path
+    run: Callable,
 ) -> None:
     line = prose(1, 10) + "\n"
     documents = [("web", str(row), line * 50) for row in range(2000)]
     inputs, summary = run(
-        write_ingest,
-        make_context,
-        tmp_path,
         "all",
         [documents[:1000], documents[1000:]],
         {},
@@ -405,9 +376,9 @@ def test_windows_that_share_half_of_their_hash_are_distinguished(
 ) -> None:
     documents = [("web", str(row), prose(row)) for row in range(4)]
 
-    def colliding(texts: pa.Array, length: int) -> Any:
-        windows = find_windows(texts, length)
-        return windows._replace(high=windows.high % np.uint64(16))
+    def colliding(texts: pa.Array, length: int) -> tuple[Spans, np.ndarray]:
+        windows, words = find_windows(texts, length)
+        return windows._replace(high=windows.high % np.uint64(16)), words
 
     monkeypatch.setattr(dedup_substrings, "find_windows", colliding)
     inputs = run_in_this_process(
@@ -495,9 +466,6 @@ def test_anchors_are_the_last_minimum_of_every_row_of_windows(
 ) -> None:
     flat = np.array([value for text in texts for value in text], np.uint64)
     offsets = np.cumsum([0, *map(len, texts)])
-    windows = find_windows(pa.array([], pa.large_string()), 2)._replace(
-        high=flat, offsets=offsets
-    )
     expected = set()
     for text, offset in zip(texts, offsets.tolist()):
         for at in range(max(len(text) - spread + 1, min(len(text), 1))):
@@ -507,7 +475,7 @@ def test_anchors_are_the_last_minimum_of_every_row_of_windows(
                 + at
                 + max(place for place, value in enumerate(row) if value == min(row))
             )
-    anchors = find_anchors(windows.high, windows.offsets, spread)
+    anchors = find_anchors(flat, offsets, spread)
     assert set(np.flatnonzero(anchors).tolist()) == expected
 
 
@@ -519,15 +487,14 @@ def test_anchors_are_the_last_minimum_of_every_row_of_windows(
 def test_near_marks_windows_of_the_same_text_within_the_distance(
     texts: list[list[bool]], distance: int
 ) -> None:
-    marked = np.array([mark for text in texts for mark in text], bool)
+    marked = np.flatnonzero([mark for text in texts for mark in text])
     offsets = np.cumsum([0, *map(len, texts)])
-    windows = find_windows(pa.array([], pa.large_string()), 2)._replace(offsets=offsets)
     expected = [
         any(text[max(at - distance, 0) : at + distance + 1])
         for text in texts
         for at in range(len(text))
     ]
-    assert near(windows.offsets, marked, distance).tolist() == expected
+    assert near(offsets, marked, distance).tolist() == np.flatnonzero(expected).tolist()
 
 
 @settings(deadline=None)
@@ -535,7 +502,7 @@ def test_near_marks_windows_of_the_same_text_within_the_distance(
 def test_windows_are_passages_of_n_words_with_unique_hashes(
     texts: list[str], length: int
 ) -> None:
-    windows = find_windows(pa.array(texts, pa.large_string()), length)
+    windows, _ = find_windows(pa.array(texts, pa.large_string()), length)
     passages = []
     for text in texts:
         words, data = spans(text), text.encode()
