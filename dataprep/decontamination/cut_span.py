@@ -1,5 +1,5 @@
-"""Excision of matched spans: the margin that is cut with them, and the remaining words.
-Numba kernels over UTF-8.
+"""Excision of matched spans: the margin that is cut with them, and the remaining
+words.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.dedup.ngram_windows import farthest_end, words_around
+from gristmill.dataprep.edits import join_spans
 from gristmill.dataprep.text.kernels import (
     Bytes,
     Flags,
@@ -15,8 +17,13 @@ from gristmill.dataprep.text.kernels import (
     kernel,
     text_buffers,
 )
-from gristmill.dataprep.text.spans import NEWLINE, word_spans
-from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode
+from gristmill.dataprep.text.spans import NEWLINE
+from gristmill.dataprep.text.unicode_tables import (
+    SPACE,
+    code_point_flags,
+    decode,
+    decode_before,
+)
 
 
 def widen(
@@ -30,25 +37,29 @@ def widen(
     count as line breaks.
 
     Args:
-        text: int64, ascending, position of each span's text. begins, ends: int64, bytes
-            of it.
+        text: int64, position of each span's text. begins, ends: int64, bytes of it.
 
     Returns:
         begins, ends, offsets: as `edits.cuts_array` takes them.
     """
-    flags = code_point_flags()
+    buffers = text_buffers(texts)
     wide_begins, wide_ends = _widen(
-        *text_buffers(texts), flags, text, begins, ends, margin
+        *buffers, code_point_flags(), text, begins, ends, margin
     )
-    order = np.lexsort((wide_begins, text))
-    return _join(text[order], wide_begins[order], wide_ends[order], len(texts))
+    return join_spans(text, wide_begins, wide_ends, len(texts))
 
 
 def words_left(
     texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: Offsets
 ) -> np.ndarray:
-    """Number of words of each text outside its cuts: int64 of shape (n,)."""
-    return _words_left(*text_buffers(texts), code_point_flags(), begins, ends, offsets)
+    """Number of words of each cut text outside its cuts: int64 of shape (n,); 0 for a
+    text without cuts.
+    """
+    text = np.repeat(np.arange(len(texts)), np.diff(offsets))
+    cut_texts, words, base, word_base = words_around(texts, text)
+    positions = words.begins + word_base
+    is_left = farthest_end(begins + base, ends + base, positions) <= positions
+    return np.bincount(cut_texts[words.text[is_left]], minlength=len(texts))
 
 
 @kernel
@@ -61,88 +72,34 @@ def _widen(
     ends: Positions,
     margin: int,
 ) -> tuple[Positions, Positions]:
-    wide_begins = begins.copy()
-    wide_ends = ends.copy()
+    wide_begins, wide_ends = np.empty_like(begins), np.empty_like(ends)
     for span in range(len(text)):
-        first = offsets[text[span]]
-        last = offsets[text[span] + 1]
-        position = first + begins[span]
-        line = -1
-        space = -1
-        steps = 0
-        while position > first and steps < margin:
-            position -= 1
-            while data[position] & 0xC0 == 0x80:
-                position -= 1
-            code, width = decode(data, position)
-            if data[position] == NEWLINE:
-                line = position + 1
-            if flags[code] & SPACE != 0:
-                space = position + width
-            steps += 1
-        if position == first:
-            line = first
-        border = line if line >= 0 else space
-        if border >= 0:
-            wide_begins[span] = border - first
-        position = first + ends[span]
-        line = -1
-        space = -1
-        steps = 0
-        while position < last and steps < margin:
-            code, width = decode(data, position)
-            if data[position] == NEWLINE:
-                line = position
-            if flags[code] & SPACE != 0:
-                space = position
-            position += width
-            steps += 1
-        if position == last:
-            line = last
-        border = line if line >= 0 else space
-        if border >= 0:
-            wide_ends[span] = border - first
+        first, last = offsets[text[span]], offsets[text[span] + 1]
+        begin, end = first + begins[span], first + ends[span]
+        wide_begins[span] = _border(data, begin, first, flags, margin) - first
+        wide_ends[span] = _border(data, end, last, flags, margin) - first
     return wide_begins, wide_ends
 
 
 @kernel
-def _join(
-    text: np.ndarray, begins: np.ndarray, ends: np.ndarray, texts: int
-) -> tuple[Positions, Positions, Offsets]:
-    joined_begins = np.empty(len(text), np.int64)
-    joined_ends = np.empty(len(text), np.int64)
-    offsets = np.zeros(texts + 1, np.int64)
-    count = 0
-    for span in range(len(text)):
-        if (
-            span > 0
-            and text[span] == text[span - 1]
-            and begins[span] <= joined_ends[count - 1]
-        ):
-            joined_ends[count - 1] = max(joined_ends[count - 1], ends[span])
-            continue
-        joined_begins[count], joined_ends[count] = begins[span], ends[span]
-        offsets[text[span] + 1] += 1
-        count += 1
-    return joined_begins[:count], joined_ends[:count], np.cumsum(offsets)
-
-
-@kernel
-def _words_left(
-    data: Bytes,
-    text_offsets: np.ndarray,
-    flags: Flags,
-    begins: Positions,
-    ends: Positions,
-    offsets: Offsets,
-) -> np.ndarray:
-    counts = np.zeros(len(text_offsets) - 1, np.int64)
-    for text in range(len(counts)):
-        starts, _ = word_spans(data, text_offsets[text], text_offsets[text + 1], flags)
-        cut = offsets[text]
-        for start in starts:
-            position = start - text_offsets[text]
-            while cut < offsets[text + 1] and ends[cut] <= position:
-                cut += 1
-            counts[text] += cut == offsets[text + 1] or position < begins[cut]
-    return counts
+def _border(data: Bytes, start: int, stop: int, flags: Flags, margin: int) -> int:
+    """Border of a span that is widened from `start` towards `stop`."""
+    position, line, space = start, -1, -1
+    for _ in range(margin):
+        if position == stop:
+            break
+        border = position
+        if start < stop:
+            code, width = decode(data, position)
+            position += width
+        else:
+            code, position = decode_before(data, position)
+        if code == NEWLINE:
+            line = border
+        if flags[code] & SPACE != 0:
+            space = border
+    if position == stop:
+        return stop
+    if line >= 0:
+        return line
+    return space if space >= 0 else start

@@ -10,6 +10,7 @@ the contaminated passages.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +110,11 @@ def match_table(
     """Table of one shard's matches (MATCH_SCHEMA)."""
     order = sort_rows(runs.match, -runs.words, runs.begin)
     longest = order[group_starts(runs.match[order])]
-    places = (matches.text, runs.begin[longest], runs.end[longest])
+    begins, ends = runs.begin[longest], runs.end[longest]
+    passages = [
+        texts.passage(*place)[:MATCH_CHARACTERS]
+        for place in zip(matches.text.tolist(), begins.tolist(), ends.tolist())
+    ]
     documents = texts.documents.select(["id", "source", "locator"]).take(
         texts.good[matches.text]
     )
@@ -123,15 +128,9 @@ def match_table(
         "contamination": matches.contamination,
         "words": matches.words,
         "contaminated": over,
-        "begin": places[1],
-        "end": places[2],
-        "text": pa.array(
-            [
-                texts.passage(*place)[:MATCH_CHARACTERS]
-                for place in np.stack(places, axis=1).tolist()
-            ],
-            pa.string(),
-        ),
+        "begin": begins,
+        "end": ends,
+        "text": pa.array(passages, pa.string()),
     }
     return pa.table(columns).cast(MATCH_SCHEMA)
 
@@ -148,23 +147,20 @@ def report_sets(
         for part, words in zip(parts, counted_words, strict=True)
         if words
     }
-    contaminated_rows = matches.filter(matches["contaminated"])
-    contaminated = set(
-        zip(*(contaminated_rows[name].to_pylist() for name in ("set", "item")))
+    over = matches.filter(matches["contaminated"])
+    contaminated = set(zip(over["set"].to_pylist(), over["item"].to_pylist()))
+    num_checked, num_contaminated = (
+        Counter(name for name, _ in keys) for keys in (checked, contaminated)
     )
-    report = {}
-    for name, total in items.items():
-        num_checked, num_contaminated = (
-            sum(set_name == name for set_name, _ in keys)
-            for keys in (checked, contaminated)
-        )
-        report[name] = SetReport(
+    return {
+        name: SetReport(
             total,
-            num_checked,
-            num_contaminated,
-            num_contaminated / max(num_checked, 1),
+            num_checked[name],
+            num_contaminated[name],
+            num_contaminated[name] / max(num_checked[name], 1),
         )
-    return report
+        for name, total in items.items()
+    }
 
 
 STAGE = "decontaminate"
@@ -320,13 +316,9 @@ def apply(task: ShardTask, plan: DecontaminationPlan) -> Sending[Cleaned]:
         "contamination_words": pa.array(words),
         "contaminated_item": item.take(positions(np.arange(len(share)), matched)),
     }
-    limits = {
-        "max_contamination": measures["contamination"],
-        "max_contamination_words": measures["contamination_words"],
-    }
     failed = {
-        f"{STAGE}/{name}": values.to_numpy() > getattr(section, name)
-        for name, values in limits.items()
+        f"{STAGE}/max_contamination": share > section.max_contamination,
+        f"{STAGE}/max_contamination_words": words > section.max_contamination_words,
     }
     bytes_cut = 0
     if section.action == "excise":

@@ -35,35 +35,10 @@ TEXT = "text"
 
 
 LABELS = (
-    "question",
-    "q",
-    "context",
-    "passage",
-    "article",
-    "document",
-    "background",
-    "story",
-    "text",
-    "title",
-    "premise",
-    "hypothesis",
-    "sentence",
-    "statement",
-    "problem",
-    "task",
-    "goal",
-    "query",
-    "instruction",
-    "instructions",
-    "input",
-    "output",
-    "choices",
-    "options",
-    "answer",
-    "a",
-    "solution",
-    "response",
-)
+    "question q context passage article document background story text title "
+    "premise hypothesis sentence statement problem task goal query instruction "
+    "instructions input output choices options answer a solution response "
+).split()
 """Labels of an item's fields in prompts of evaluation harnesses, before a colon at the
 beginning of a line.
 """

@@ -1,9 +1,9 @@
 """Index of the word n-grams of evaluation items, and their search in other texts.
 
-The distinct words of the items are numbered. A word is identified by its 64-bit hash:
-among V distinct words of the items and W of the texts about VW / 2^64 pairs share one
-by chance (a million and a billion: 5 in 100,000). The index is built once, consists of
-plain arrays, and is shared by all tasks of a stage through one Arrow file.
+Words, and n-grams of their hashes, are identified by hashes of 64 bits: of V distinct
+n-grams of the items and W of the texts about VW / 2^64 pairs share one by chance (a
+million and a billion: 5 in 100,000). The index is built once, consists of plain arrays,
+and is shared by all tasks of a stage through one Arrow file.
 """
 
 from __future__ import annotations
@@ -15,25 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.arrays import Column
-from gristmill.dataprep.filters.repetition import empty_table
-from gristmill.dataprep.shuffle_format import open_batches, write_rows
-from gristmill.dataprep.text.hashing import fmix64
+from gristmill.core.arrays import Column, offsets_of
+from gristmill.dataprep.shuffle_format import open_batches, ranges, write_rows
+from gristmill.dataprep.text.hashing import ODD, fmix64
 from gristmill.dataprep.text.kernels import (
     Bytes,
-    Flags,
     Offsets,
-    Positions,
+    inner_kernel,
     kernel,
     text_buffers,
 )
 from gristmill.dataprep.text.spans import hashed_words
-from gristmill.dataprep.text.unicode_tables import (
-    code_point_flags,
-    lower_case_seen,
-)
+from gristmill.dataprep.text.unicode_tables import word_letters
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 LETTER = r"\p{L}"
 """Pattern of a letter. Items without letters are rows of numbers, which many clean
 documents contain (tables, lists of years).
@@ -42,258 +36,44 @@ MOST_PLACES = 64
 """Maximum number of places of an n-gram in the evaluation sets. A more frequent n-gram
 belongs to a template ("answer the following") and is not searched for.
 """
-
-
-@kernel
-def number_words(
-    data: Bytes, offsets: Offsets, flags: Flags, lower: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the distinct words of all parts in order of appearance; returns the first
-    arrays of `NgramIndex`.
-    """
-    parts = len(offsets) - 1
-    capacity = offsets[parts] - offsets[0]
-    words = np.empty(capacity, np.int32)
-    part_offsets = np.zeros(parts + 1, np.int64)
-    table = empty_table(capacity)
-    hashes = np.empty(capacity, np.uint64)
-    total = 0
-    distinct = 0
-    for part in range(parts):
-        _, _, values = hashed_words(
-            data, offsets[part], offsets[part + 1], flags, lower
-        )
-        for value in values:
-            slot = _word_slot(value, table, hashes)
-            if table[slot] < 0:
-                table[slot] = distinct
-                hashes[distinct] = value
-                distinct += 1
-            words[total] = table[slot]
-            total += 1
-        part_offsets[part + 1] = total
-    return table, hashes[:distinct].copy(), words[:total].copy(), part_offsets
-
-
-@kernel
-def _word_slot(value: np.uint64, table: np.ndarray, hashes: np.ndarray) -> np.uint64:
-    """Slot of the word with a hash in the table, or the free slot for it."""
-    mask = np.uint64(len(table) - 1)
-    slot = value & mask
-    while table[slot] >= 0 and hashes[table[slot]] != value:
-        slot = (slot + np.uint64(1)) & mask
-    return slot
-
-
-@kernel
-def _ngram_slot(
-    words: np.ndarray,
-    begin: int,
-    length: int,
-    indexed: np.ndarray,
-    table: np.ndarray,
-    begins: np.ndarray,
-    lengths: np.ndarray,
-) -> np.uint64:
-    """Slot of the n-gram `words[begin:begin + length]` in the table, or the free slot
-    for it.
-    """
-    value = np.uint64(length)
-    for word in words[begin : begin + length]:
-        value = (value ^ np.uint64(word)) * _ODD
-        value ^= value >> np.uint64(32)
-    mask = np.uint64(len(table) - 1)
-    slot = fmix64(value) & mask
-    while True:
-        ngram = table[slot]
-        if ngram < 0:
-            return slot
-        if lengths[ngram] == length:
-            step = 0
-            while step < length and (
-                words[begin + step] == indexed[begins[ngram] + step]
-            ):
-                step += 1
-            if step == length:
-                return slot
-        slot = (slot + np.uint64(1)) & mask
-
-
-@kernel
-def number_ngrams(
-    words: np.ndarray, part_offsets: np.ndarray, lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the distinct n-grams; the last array has the n-gram at each position of
-    `words`, or -1.
-    """
-    table = empty_table(len(words))
-    begins = np.empty(len(words), np.int64)
-    ngram_lengths = np.empty(len(words), np.int64)
-    number_at = np.full(len(words), -1, np.int64)
-    distinct = 0
-    for part in range(len(lengths)):
-        length = lengths[part]
-        if length == 0:
-            continue
-        for position in range(part_offsets[part], part_offsets[part + 1] - length + 1):
-            slot = _ngram_slot(
-                words, position, length, words, table, begins, ngram_lengths
-            )
-            if table[slot] < 0:
-                table[slot] = distinct
-                begins[distinct], ngram_lengths[distinct] = position, length
-                distinct += 1
-            number_at[position] = table[slot]
-    return table, begins[:distinct].copy(), ngram_lengths[:distinct].copy(), number_at
-
-
-@kernel
-def flag_prefixes(
-    words: np.ndarray, begins: np.ndarray, prefix_words: int
-) -> np.ndarray:
-    """Set the bit of the first words of every n-gram that begins at one of `begins`."""
-    size = 1024
-    while size < 2 * len(begins):
-        size *= 2
-    prefixes = np.zeros(size, np.uint8)
-    for begin in begins:
-        value = np.uint64(0)
-        for position in range(begin + prefix_words - 1, begin - 1, -1):
-            value = value * _ODD + np.uint64(words[position])
-        bit = fmix64(value) & np.uint64(8 * size - 1)
-        prefixes[bit >> np.uint64(3)] |= np.uint8(1) << (bit & np.uint64(7))
-    return prefixes
-
-
-@kernel
-def _number_hashed(
-    hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.ndarray
-) -> np.ndarray:
-    """Number of the word with each hash, or -1 (int32)."""
-    words = np.empty(len(hashes), np.int32)
-    for position in range(len(hashes)):
-        slot = _word_slot(hashes[position], word_table, word_hashes)
-        words[position] = word_table[slot]
-    return words
-
-
-@kernel
-def scan_texts(
-    data: Bytes,
-    offsets: Offsets,
-    flags: Flags,
-    lower: np.ndarray,
-    wanted: np.ndarray,
-    word_table: np.ndarray,
-    word_hashes: np.ndarray,
-    indexed: np.ndarray,
-    table: np.ndarray,
-    begins: Positions,
-    lengths: np.ndarray,
-    place_offsets: np.ndarray,
-    prefixes: np.ndarray,
-    prefix_words: int,
-) -> np.ndarray:
-    """Find all n-grams of the index in texts; the arrays are those of `NgramIndex`.
-
-    Args:
-        wanted: int64, distinct lengths of n-grams, ascending.
-
-    Returns:
-        int64 of shape (5, hits), the columns of `Hits`.
-    """
-    size = 1024
-    hits = np.empty((5, size), np.int64)
-    count = 0
-    mask = np.uint64(8 * len(prefixes) - 1)
-    oldest = np.uint64(1)
-    for _ in range(prefix_words):
-        oldest *= _ODD
-    for text in range(len(offsets) - 1):
-        starts, ends, hashes = hashed_words(
-            data, offsets[text], offsets[text + 1], flags, lower
-        )
-        words = _number_hashed(hashes, word_table, word_hashes)
-        num_known = 0  # consecutive indexed words from here on
-        value = np.uint64(0)
-        for position in range(len(words) - 1, -1, -1):
-            num_known = num_known + 1 if words[position] >= 0 else 0
-            value = value * _ODD + np.uint64(words[position])
-            if position + prefix_words < len(words):
-                value -= oldest * np.uint64(words[position + prefix_words])
-            bit = fmix64(value) & mask
-            if (
-                num_known < prefix_words
-                or prefixes[bit >> np.uint64(3)] >> (bit & np.uint64(7)) & 1 == 0
-            ):
-                continue
-            for length in wanted:
-                if length > num_known:
-                    break
-                ngram = table[
-                    _ngram_slot(
-                        words, position, length, indexed, table, begins, lengths
-                    )
-                ]
-                if (
-                    ngram < 0
-                    or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES
-                ):
-                    continue
-                if count == size:
-                    grown = np.empty((5, 2 * size), np.int64)
-                    grown[:, :size] = hits
-                    hits = grown
-                    size = 2 * size
-                hits[0, count], hits[1, count], hits[4, count] = text, position, ngram
-                hits[2, count] = starts[position] - offsets[text]
-                hits[3, count] = ends[position + length - 1] - offsets[text]
-                count += 1
-    return hits[:, :count]
+PREFIX_BYTES = 8
+"""Least bytes of the bit set per prefix: at most one in 64 other prefixes passes."""
 
 
 class NgramIndex(NamedTuple):
     """N-grams of n parts, as plain arrays for kernels.
 
     Attributes:
-        word_table: int32, open addressing; the number of a word, or -1.
-        word_hashes: uint64 per word.
-        words: int32, the words of all parts; part_offsets: int64 of shape (n + 1,).
+        part_offsets: int64 of shape (n + 1,), positions of each part's words among
+            those of all parts.
         lengths: int64 per part, words per n-gram: the configured number, less in a
             shorter part, 0 in a part that is too short to search for or has no letter.
-        ngram_table: int32, open addressing; the number of a distinct n-gram, or -1.
-        ngram_begins, ngram_lengths: int64 per distinct n-gram, its first position in
-            `words`, and its number of words.
-        place_offsets: int64; n-gram i is at places[place_offsets[i]:place_offsets[i +
-            1]], positions in `words`.
-        prefixes: uint8, bit set of the hashes of the n-grams' first words.
-        prefix_words: int64 of shape (1,), number of words per prefix.
         counted_words: int64 per part, number of words in an n-gram that is searched
             for.
+        hashes: uint64, ascending: the distinct n-grams.
+        place_offsets: int64; n-gram i is at places[place_offsets[i]:place_offsets[i +
+            1]], positions of its first word.
+        prefixes: uint8, bit set of the hashes of the n-grams' first words.
+        prefix_words: int64 of shape (1,), number of words per prefix.
     """
 
-    word_table: np.ndarray
-    word_hashes: np.ndarray
-    words: np.ndarray
     part_offsets: np.ndarray
     lengths: np.ndarray
-    ngram_table: np.ndarray
-    ngram_begins: np.ndarray
-    ngram_lengths: np.ndarray
+    counted_words: np.ndarray
+    hashes: np.ndarray
     place_offsets: np.ndarray
     places: np.ndarray
     prefixes: np.ndarray
     prefix_words: np.ndarray
-    counted_words: np.ndarray
 
     @property
     def num_ngrams(self) -> int:
         """Number of distinct n-grams, including templates."""
-        return len(self.ngram_begins)
+        return len(self.hashes)
 
 
 class Hits(NamedTuple):
-    """Occurrences of the index's n-grams in n texts, unordered within a text.
+    """Occurrences of the index's n-grams in n texts, by text and word.
 
     Attributes:
         text: int64, position of the text. word: int64, number of the n-gram's first
@@ -317,43 +97,44 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
         ngram: words per n-gram; a part with fewer words is a single n-gram.
         min_words: parts with fewer words are skipped, as are parts without a letter.
     """
-    prefix_words = min(min_words, ngram)
-    *vocabulary, words, part_offsets = number_words(
-        *text_buffers(texts), code_point_flags(), lower_case_seen()
+    words, part_offsets = _hash_words(
+        *text_buffers(texts), word_letters(invisible=True)
     )
+    sums = _suffix_sums(words)
     sizes = np.diff(part_offsets)
     lettered = pc.match_substring_regex(texts, LETTER).to_numpy(zero_copy_only=False)
     lengths = np.where(
         lettered & (sizes >= min_words), np.minimum(sizes, ngram), 0
     ).astype(np.int64)
-    table, begins, ngram_lengths, number_at = number_ngrams(
-        words, part_offsets, lengths
+    num_places = np.where(lengths > 0, sizes - lengths + 1, 0)
+    part = np.repeat(np.arange(len(texts)), num_places)
+    positions = ranges(part_offsets[:-1], part_offsets[:-1] + num_places)
+    hashes, number = np.unique(
+        _hash_windows(sums, positions, lengths[part]), return_inverse=True
     )
-    ngram_positions = np.flatnonzero(number_at >= 0)
-    order = np.argsort(number_at[ngram_positions], kind="stable")
-    places = ngram_positions[order].astype(np.int64)
-    place_offsets = np.searchsorted(
-        number_at[places], np.arange(len(begins) + 1)
-    ).astype(np.int64)
-    template = np.diff(place_offsets) > MOST_PLACES
-    prefixes = flag_prefixes(words, begins[~template], prefix_words)
-    counted_positions = ngram_positions[~template[number_at[ngram_positions]]]
-    counted = covered_words(counted_positions, part_offsets, lengths).astype(np.int64)
-    return NgramIndex._make(
-        [
-            *vocabulary,
-            words,
-            part_offsets,
-            lengths,
-            table,
-            begins,
-            ngram_lengths,
-            place_offsets,
-            places,
-            prefixes,
-            np.array([prefix_words]),
-            counted,
-        ]
+    places = positions[np.argsort(number, kind="stable")]
+    place_offsets = offsets_of(np.bincount(number, minlength=len(hashes)))
+    is_template = np.diff(place_offsets) > MOST_PLACES
+    firsts = places[place_offsets[:-1]][~is_template]
+    prefix_words = np.array([min(min_words, ngram)])
+    prefix_hashes = _hash_windows(sums, firsts, np.repeat(prefix_words, len(firsts)))
+    prefixes = np.zeros(
+        1 << max(10, (PREFIX_BYTES * len(firsts)).bit_length()), np.uint8
+    )
+    bits = prefix_hashes & np.uint64(8 * len(prefixes) - 1)
+    np.bitwise_or.at(
+        prefixes, bits >> np.uint64(3), (1 << (bits & np.uint64(7))).astype(np.uint8)
+    )
+    counted = positions[~is_template[number]]
+    return NgramIndex(
+        part_offsets,
+        lengths,
+        covered_words(counted, part_offsets, lengths).astype(np.int64),
+        hashes,
+        place_offsets,
+        places,
+        prefixes,
+        prefix_words,
     )
 
 
@@ -382,19 +163,13 @@ def find_ngrams(texts: Column, index: NgramIndex) -> Hits:
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
-    lengths = np.unique(index.ngram_lengths)
+    lengths = np.unique(index.lengths)
     return Hits(
-        *scan_texts(
+        *_find_ngrams(
             *text_buffers(texts),
-            code_point_flags(),
-            lower_case_seen(),
-            lengths,
-            index.word_table,
-            index.word_hashes,
-            index.words,
-            index.ngram_table,
-            index.ngram_begins,
-            index.ngram_lengths,
+            word_letters(invisible=True),
+            lengths[lengths > 0],
+            index.hashes,
             index.place_offsets,
             index.prefixes,
             int(index.prefix_words[0]),
@@ -430,3 +205,112 @@ def covered_words(
     part = np.searchsorted(part_offsets, places, side="right") - 1
     new = np.diff(part, prepend=-1) != 0
     return np.bincount(part, covered(places, lengths[part], new), len(lengths))
+
+
+@kernel
+def _hash_words(
+    data: Bytes, offsets: Offsets, letters: np.ndarray
+) -> tuple[np.ndarray, Offsets]:
+    """Hashes of the words of all texts (uint64), and offsets of those of each."""
+    words = np.empty(offsets[-1] - offsets[0], np.uint64)
+    word_offsets = np.zeros(len(offsets), np.int64)
+    for text in range(len(offsets) - 1):
+        _, _, hashes = hashed_words(data, offsets[text], offsets[text + 1], letters)
+        begin, end = word_offsets[text], word_offsets[text] + len(hashes)
+        words[begin:end], word_offsets[text + 1] = hashes, end
+    return words[: word_offsets[-1]].copy(), word_offsets
+
+
+@kernel
+def _suffix_sums(words: np.ndarray) -> np.ndarray:
+    """Polynomial in the hashes of n words from each on, modulo 2^64: uint64 of shape (n
+    + 1,).
+    """
+    sums = np.zeros(len(words) + 1, np.uint64)
+    for word in range(len(words) - 1, -1, -1):
+        sums[word] = sums[word + 1] * ODD + words[word]
+    return sums
+
+
+@inner_kernel
+def _hash_window(
+    sums: np.ndarray, begin: int, length: int, power: np.uint64
+) -> np.uint64:
+    """Hash of some consecutive words; `power` is ODD to the power of their number."""
+    value = sums[np.uint64(begin)] - sums[np.uint64(begin + length)] * power
+    return fmix64(value + np.uint64(length))
+
+
+@inner_kernel
+def _power(length: int) -> np.uint64:
+    power = np.uint64(1)
+    for _ in range(length):
+        power *= ODD
+    return power
+
+
+@kernel
+def _hash_windows(
+    sums: np.ndarray, begins: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+    """Hash of each n-gram (uint64)."""
+    hashes = np.empty(len(begins), np.uint64)
+    for ngram in range(len(begins)):
+        length = lengths[ngram]
+        hashes[ngram] = _hash_window(sums, begins[ngram], length, _power(length))
+    return hashes
+
+
+@kernel
+def _find_ngrams(
+    data: Bytes,
+    offsets: Offsets,
+    letters: np.ndarray,
+    lengths: np.ndarray,
+    indexed: np.ndarray,
+    place_offsets: np.ndarray,
+    prefixes: np.ndarray,
+    prefix_words: int,
+) -> np.ndarray:
+    """Find all n-grams of the index in texts.
+
+    Args:
+        lengths: int64, distinct lengths of n-grams, ascending.
+        indexed: `NgramIndex.hashes`.
+
+    Returns:
+        int64 of shape (5, hits), the columns of `Hits`.
+    """
+    hits = np.empty((5, 1024), np.int64)
+    count = 0
+    mask = np.uint64(8 * len(prefixes) - 1)
+    prefix_power = _power(prefix_words)
+    powers = np.array([_power(length) for length in lengths])
+    for text in range(len(offsets) - 1):
+        starts, ends, words = hashed_words(
+            data, offsets[text], offsets[text + 1], letters
+        )
+        sums = _suffix_sums(words)
+        for word in range(len(words) - prefix_words + 1):
+            bit = _hash_window(sums, word, prefix_words, prefix_power) & mask
+            if prefixes[bit >> np.uint64(3)] >> (bit & np.uint64(7)) & 1 == 0:
+                continue
+            for choice in range(len(lengths)):
+                length = lengths[choice]
+                if word + length > len(words):
+                    break
+                value = _hash_window(sums, word, length, powers[choice])
+                ngram = np.searchsorted(indexed, value)
+                if (
+                    ngram == len(indexed)
+                    or indexed[ngram] != value
+                    or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES
+                ):
+                    continue
+                if count == hits.shape[1]:
+                    hits = np.concatenate((hits, np.empty_like(hits)), axis=1)
+                hits[0, count], hits[1, count], hits[4, count] = text, word, ngram
+                hits[2, count] = starts[word] - offsets[text]
+                hits[3, count] = ends[word + length - 1] - offsets[text]
+                count += 1
+    return hits[:, :count]

@@ -21,6 +21,7 @@ from gristmill.dataprep.text.swar import (
 )
 from gristmill.dataprep.text.unicode_tables import (
     ALONE,
+    LONE,
     NOTHING,
     SPACE,
     WORD,
@@ -30,41 +31,6 @@ from gristmill.dataprep.text.unicode_tables import (
 )
 
 NEWLINE = np.uint8(0x0A)
-
-
-@kernel
-def find_segments(
-    data: Bytes, begin: int, end: int, flags: Flags, newlines: int
-) -> tuple[Positions, Positions, np.ndarray]:
-    """Find the lines or paragraphs: the text between runs of at least `newlines`
-    newlines (U+000A only).
-
-    Whitespace is stripped from both ends; empty segments are skipped.
-
-    Args:
-        newlines: 1 for lines, 2 for paragraphs.
-
-    Returns:
-        starts, ends: int64 byte positions; chars: int64 code points. One entry per
-            segment.
-    """
-    capacity = (end - begin + 1) // 2 + 1
-    starts = np.empty(capacity, np.int64)
-    ends = np.empty(capacity, np.int64)
-    chars = np.empty(capacity, np.int64)
-    count = 0
-    segment = begin
-    while segment < end:
-        stop = skip_to_newlines(data, segment, end, newlines)
-        first, last = strip(data, segment, stop, flags)
-        if first < last:
-            starts[count], ends[count] = first, last
-            chars[count] = count_code_points(data, first, last)
-            count += 1
-        # Further newlines between two segments are stripped from the second with other
-        # whitespace.
-        segment = stop + newlines
-    return starts[:count], ends[:count], chars[:count]
 
 
 @kernel
@@ -176,7 +142,7 @@ def word_spans(
 
 @kernel
 def hashed_words(
-    data: Bytes, begin: int, end: int, flags: Flags, lower: np.ndarray
+    data: Bytes, begin: int, end: int, letters: np.ndarray
 ) -> tuple[Positions, Positions, np.ndarray]:
     r"""Find the words like `word_spans`, and hash the lower-cased code points of each
     to 64 bits.
@@ -185,7 +151,7 @@ def hashed_words(
     `example`.
 
     Args:
-        lower: `unicode_tables.lower_case_seen`.
+        letters: `unicode_tables.word_letters`.
 
     Returns:
         starts, ends: int64; hashes: uint64, one entry per word.
@@ -200,29 +166,28 @@ def hashed_words(
     pos = begin
     while pos < end:
         code, width = decode(data, pos)
-        if lower[code] == NOTHING:
+        letter = letters[code]
+        is_joined = 0 < letter < LONE
+        if is_joined or letter == NOTHING:
+            if is_joined:
+                if length == 0:
+                    starts[count] = pos
+                value = (value ^ np.uint64(letter)) * ODD
+                value ^= value >> np.uint64(32)
+                length += np.uint64(1)
             pos += width
             continue
-        flag = flags[code]
-        if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
+        if length > 0:
             ends[count], hashes[count] = pos, fmix64(value + length)
             count = count + 1
             length = np.uint64(0)
             value = np.uint64(0)
-        if flag & WORD == 0:
-            pos += width
-            continue
-        if length == 0:
-            starts[count] = pos
+        if letter != 0:
+            starts[count], ends[count] = pos, pos + width
+            lone = np.uint64(letter & ~LONE) * ODD
+            hashes[count] = fmix64((lone ^ lone >> np.uint64(32)) + np.uint64(1))
+            count = count + 1
         pos += width
-        value = (value ^ np.uint64(lower[code])) * ODD
-        value ^= value >> np.uint64(32)
-        length += np.uint64(1)
-        if flag & ALONE != 0:
-            ends[count], hashes[count] = pos, fmix64(value + length)
-            count = count + 1
-            length = np.uint64(0)
-            value = np.uint64(0)
     if length > 0:
         ends[count], hashes[count] = end, fmix64(value + length)
         count += 1

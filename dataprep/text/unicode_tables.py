@@ -121,7 +121,9 @@ INVISIBLE_RANGES = (
 Hangul fillers, which are letters, and the controls of musical notation and shorthand.
 """
 NOTHING = np.uint32(0xFFFFFFFF)
-"""Value of `lower_case_seen` for invisible code points; larger than any code point."""
+"""Value of `word_letters` for invisible code points."""
+LONE = np.uint32(1 << 31)
+"""Flag of `word_letters`: a word by itself."""
 
 ASSIGNED = ((0x0, 0x323B0), (0xE0000, 0xE01F0))
 """Ranges outside of which Unicode only has private-use and unassigned code points, for
@@ -219,13 +221,24 @@ def lower_case() -> np.ndarray:
     return lowered
 
 
-@lru_cache(maxsize=1)
-def lower_case_seen() -> np.ndarray:
-    """`lower_case`, with NOTHING for the code points of INVISIBLE_RANGES."""
-    lowered = lower_case().copy()
-    for first, last in INVISIBLE_RANGES:
-        lowered[first : last + 1] = NOTHING
-    return lowered
+@lru_cache(maxsize=2)
+def word_letters(invisible: bool) -> np.ndarray:
+    """Letter that each code point adds to a word: uint32 of shape (CODE_POINTS,).
+
+    It is the lower case of a code point with the flag WORD, plus LONE if it has the
+    flag ALONE, and 0 for all others, which end a word.
+
+    Args:
+        invisible: set NOTHING for the code points of INVISIBLE_RANGES, which neither
+            end a word nor count.
+    """
+    flags = code_point_flags()
+    letters = np.where(flags & WORD, lower_case(), np.uint32(0))
+    letters[(flags & WORD != 0) & (flags & ALONE != 0)] |= LONE
+    if invisible:
+        for first, last in INVISIBLE_RANGES:
+            letters[first : last + 1] = NOTHING
+    return letters
 
 
 @inner_kernel
