@@ -37,8 +37,8 @@ from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, row
 from benchmarks.public_data import language_model
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.dedup.candidate_pairs import KEYS
 from gristmill.dataprep.dedup.dedup import make_plan, sketch, sketch_tasks
-from gristmill.dataprep.dedup.dedup_keys import KEYS
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
 from gristmill.dataprep.filters.filter import filter_shard
 from gristmill.dataprep.langid import langid

@@ -1,5 +1,5 @@
-"""Links between duplicate documents: candidate pairs from equal keys, and their
-verification.
+"""Links between duplicate documents: keys of a document's text, of its URL and of its
+MinHash bands, candidate pairs from equal keys, and their verification.
 
 Documents of equal text are linked to the document with the smallest id, which
 represents the text in its bucket. A bucket of at most LARGEST_BUCKET different texts
@@ -24,17 +24,18 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.arrays import binary_numbers
 from gristmill.dataprep.dedup.components import (
     distinct_pairs,
     pairs_array,
     pairs_table,
 )
 from gristmill.dataprep.dedup.dedup_index import DedupPlan, spread_to_copies
-from gristmill.dataprep.dedup.dedup_keys import BYTES_PER_KEY
 from gristmill.dataprep.dedup.shingles import similarities
 from gristmill.dataprep.dedup.sketches import (
     SentSketches,
     ShardSketches,
+    Sketches,
     Source,
     count_shingles,
     load_columns,
@@ -59,6 +60,40 @@ from gristmill.dataprep.shuffle_format import (
     write_rows,
 )
 from gristmill.mixtures.steps.dedup import Dedup
+
+BYTES_PER_KEY = 32
+KEYS = "keys"
+"""Name of the stream of keys that the shards send."""
+
+
+def key_table(
+    documents: np.ndarray, ids: pa.Array, sketches: Sketches, section: Dedup
+) -> pa.Table:
+    """Table with a row (key, document, text, rank) for every key that the section asks
+    for.
+
+    `text` is half of the digest that distinguishes documents of one bucket: of the text
+    or, for keys of URLs, of the URL. `rank` is the leading half of the id and orders
+    documents as ids do: one in 10^19 pairs of copies shares it. A text without shingles
+    does not have band keys, and a document without a URL does not have a URL key.
+    """
+    ranks = binary_numbers(ids, ">u8")[:, 0].astype(np.uint64)
+    digests = sketches.digests
+    all_rows = np.arange(len(documents))
+    columns = [(digests[:0, 1], all_rows[:0], digests[:0, 0])]
+    if section.exact:
+        columns.append((digests[:, 1], all_rows, digests[:, 0]))
+    if section.url:
+        rows = np.flatnonzero(sketches.urls.any(axis=1))
+        columns.append((sketches.urls[rows, 1], rows, sketches.urls[rows, 0]))
+    if section.minhash is not None:
+        rows = np.flatnonzero(np.diff(sketches.sets.offsets))
+        columns += [(keys, rows, digests[rows, 0]) for keys in sketches.bands[rows].T]
+    keys, rows, texts = map(np.concatenate, zip(*columns, strict=True))
+    return pa.table(
+        {"key": keys, "document": documents[rows], "text": texts, "rank": ranks[rows]}
+    )
+
 
 PAIRS, WANTED, MATCHES = "pairs", "wanted", "matches"
 """Names of streams: pairs and requests for sketches by partition of the keys, matches
@@ -142,11 +177,10 @@ def _pairs_in_buckets(keys: np.ndarray) -> np.ndarray:
         parts.append(
             np.stack([members[:, first], members[:, second]], axis=-1).reshape(-1, 2)
         )
-    is_large = sizes > LARGEST_BUCKET
-    for start, size in zip(starts[is_large], sizes[is_large]):
-        members = start + np.arange(size)
-        parts.append(np.stack([np.full(size - 1, start), members[1:]], axis=1))
-        parts.append(np.stack([members[:-1], members[1:]], axis=1))
+    first = starts[spread_groups(starts, len(keys))]
+    rows = np.flatnonzero(np.repeat(sizes > LARGEST_BUCKET, sizes))
+    rows = rows[rows != first[rows]]
+    parts += [np.stack([other, rows], axis=1) for other in (first[rows], rows - 1)]
     return np.concatenate(parts)
 
 

@@ -34,12 +34,15 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import merge_annotations
 from gristmill.dataprep.conservation import Counted, Counts, add_counts, balance
 from gristmill.dataprep.dedup.candidate_pairs import (
+    BYTES_PER_KEY,
     FETCHED,
+    KEYS,
     MATCHES,
     PAIRS,
     WANTED,
     fetch,
     find_candidates,
+    key_table,
     verify,
 )
 from gristmill.dataprep.dedup.clusters import parse_keep
@@ -53,11 +56,6 @@ from gristmill.dataprep.dedup.dedup_index import (
     open_index,
     write_header,
     write_index_shard,
-)
-from gristmill.dataprep.dedup.dedup_keys import (
-    BYTES_PER_KEY,
-    KEYS,
-    key_table,
 )
 from gristmill.dataprep.dedup.duplicate_kinds import sample_duplicates
 from gristmill.dataprep.dedup.repeats import Cluster, DuplicateSample

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.core.arrays import binary_numbers
@@ -44,7 +43,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.runners.shuffle import Shuffled
 from gristmill.dataprep.runners.tasks import PartitionTask, partition_tasks
-from gristmill.dataprep.shuffle_format import ranges
+from gristmill.dataprep.shuffle_format import group_starts, ranges
 from gristmill.mixtures.steps.dedup import Dedup
 
 FOLDER, HEADER = "index", "index.json"
@@ -285,29 +284,26 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
     matches_here = matches.read(shard)
     if not len(matches_here):
         return MATCH_SCHEMA.empty_table()
-    older, first_rows, older_position = np.unique(
-        matches_here["right"].to_numpy(), return_index=True, return_inverse=True
+    index = plan.index_of(matches_here["right"].to_numpy())
+    ranked = matches_here.append_column("index", pa.array(index)).sort_by(
+        [
+            ("left", "ascending"),
+            ("kind", "ascending"),
+            ("jaccard", "descending"),
+            ("index", "ascending"),
+            ("id", "ascending"),
+        ]
     )
-    older_columns = matches_here.select(["id", "locator"]).take(first_rows)
-    rank = np.empty(len(older), np.int64)
-    rank[pc.sort_indices(older_columns["id"]).to_numpy()] = np.arange(len(older))
-    index = plan.index_of(older)
-    documents, kind, jaccard = (
-        matches_here[name].to_numpy() for name in ("left", "kind", "jaccard")
-    )
-    order = np.lexsort(
-        (rank[older_position], index[older_position], -jaccard, kind, documents)
-    )
-    best = order[np.unique(documents[order], return_index=True)[1]]
-    best_older = older_columns.take(older_position[best])
+    best = ranked.take(group_starts(ranked["left"].to_numpy()))
     names = pa.array([index.name for index in plan.indexes])
     return pa.table(
         [
-            documents[best],
-            *best_older.columns,
-            names.take(index[older_position[best]]),
-            kind[best],
-            jaccard[best],
+            best["left"],
+            best["id"],
+            best["locator"],
+            names.take(best["index"]),
+            best["kind"],
+            best["jaccard"],
         ],
         schema=MATCH_SCHEMA,
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from gristmill.dataprep.dedup.shingles import ShingleSets
 from gristmill.dataprep.text.hashing import ODD, fmix32, fmix64
-from gristmill.dataprep.text.kernels import Offsets, kernel
+from gristmill.dataprep.text.kernels import kernel
 
 
 @lru_cache(maxsize=4)
@@ -35,16 +35,15 @@ def signatures(sets: ShingleSets, num_permutations: int, seed: int) -> np.ndarra
     """MinHash signatures: uint32 of shape (n, num_permutations); all ones (2^32 - 1)
     for a text without shingles.
     """
-    return _signatures(sets.hashes, sets.offsets, *permutations(num_permutations, seed))
+    return _signatures(sets, *permutations(num_permutations, seed))
 
 
 @kernel
-def _signatures(
-    hashes: np.ndarray, offsets: Offsets, a: np.ndarray, b: np.ndarray
-) -> np.ndarray:
+def _signatures(sets: ShingleSets, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Hash four shingles at a time, so that the row, a and b are read once for four
     permuted values.
     """
+    hashes, offsets = sets
     result = np.full((len(offsets) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
     for text in range(len(offsets) - 1):
         row = result[text]

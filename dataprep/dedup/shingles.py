@@ -20,14 +20,9 @@ import numpy as np
 
 from gristmill.core.arrays import Column
 from gristmill.dataprep.text.hashing import ODD, fmix64, sort_distinct
-from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
-from gristmill.dataprep.text.unicode_tables import (
-    ALONE,
-    WORD,
-    code_point_flags,
-    decode,
-    lower_case,
-)
+from gristmill.dataprep.text.kernels import Bytes, Offsets, kernel, text_buffers
+from gristmill.dataprep.text.spans import hashed_words
+from gristmill.dataprep.text.unicode_tables import word_letters
 
 
 class ShingleSets(NamedTuple):
@@ -54,16 +49,10 @@ def shingle_sets(texts: Column, ngram: int) -> ShingleSets:
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
     """
-    return hash_shingles(*text_buffers(texts), ngram)
+    return hash_shingles(*text_buffers(texts), word_letters(invisible=False), ngram)
 
 
-def hash_shingles(data: Bytes, offsets: Offsets, ngram: int) -> ShingleSets:
-    """Hash the word n-grams of every text in the buffers of `text_buffers`."""
-    return ShingleSets(
-        *_shingle_texts(data, offsets, code_point_flags(), lower_case(), ngram)
-    )
-
-
+@kernel
 def similarities(sets: ShingleSets, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Jaccard similarity of pairs of texts; 0 if neither has shingles.
 
@@ -73,20 +62,11 @@ def similarities(sets: ShingleSets, left: np.ndarray, right: np.ndarray) -> np.n
     Returns:
         float64 of shape (n,).
     """
-    return _similarities(sets.hashes, sets.offsets, left, right)
-
-
-@kernel
-def _similarities(
-    hashes: np.ndarray,
-    offsets: Offsets,
-    first_texts: np.ndarray,
-    second_texts: np.ndarray,
-) -> np.ndarray:
-    result = np.zeros(len(first_texts))
-    for pair in range(len(first_texts)):
-        first = hashes[offsets[first_texts[pair]] : offsets[first_texts[pair] + 1]]
-        second = hashes[offsets[second_texts[pair]] : offsets[second_texts[pair] + 1]]
+    hashes, offsets = sets
+    result = np.zeros(len(left))
+    for pair in range(len(left)):
+        first = hashes[offsets[left[pair]] : offsets[left[pair] + 1]]
+        second = hashes[offsets[right[pair]] : offsets[right[pair] + 1]]
         shared = 0
         i = 0
         j = 0
@@ -102,26 +82,19 @@ def _similarities(
 
 
 @kernel
-def _shingle_texts(
-    data: Bytes,
-    offsets: Offsets,
-    flags: Flags,
-    lower: np.ndarray,
-    ngram: int,
-) -> tuple[np.ndarray, np.ndarray]:
+def hash_shingles(
+    data: Bytes, offsets: Offsets, letters: np.ndarray, ngram: int
+) -> ShingleSets:
+    """Hash the word n-grams of every text in the buffers of `text_buffers`.
+
+    Args:
+        letters: `unicode_tables.word_letters`.
+    """
     number = len(offsets) - 1
     hashes = np.empty((offsets[-1] - offsets[0]) // 2 + number, np.uint32)
     ends = np.zeros(number + 1, np.int64)
-    # Lower case of each ASCII byte of a word, 0 for a byte that ends a word: 128 bytes,
-    # small enough for the cache.
-    ascii_words = np.zeros(128, np.uint8)
-    for code in range(128):
-        if flags[code] & WORD != 0:
-            ascii_words[code] = lower[code]
     for text in range(number):
-        words = _word_hashes(
-            data, offsets[text], offsets[text + 1], flags, lower, ascii_words
-        )
+        _, _, words = hashed_words(data, offsets[text], offsets[text + 1], letters)
         shingles = hashes[
             ends[text] : ends[text] + max(len(words) - ngram + 1, min(len(words), 1))
         ]
@@ -129,60 +102,7 @@ def _shingle_texts(
         ends[text + 1] = ends[text] + sort_distinct(
             shingles, np.empty(len(shingles), np.uint32)
         )
-    return hashes[: ends[number]].copy(), ends
-
-
-@kernel
-def _word_hashes(
-    data: Bytes,
-    begin: int,
-    end: int,
-    flags: Flags,
-    lower: np.ndarray,
-    ascii_words: np.ndarray,
-) -> np.ndarray:
-    words = np.empty((end - begin) // 2 + 1, np.uint64)
-    count = 0
-    length = np.uint64(0)
-    value = np.uint64(0)
-    position = begin
-    while position < end:
-        byte = data[np.uint64(position)]
-        if byte < 128:
-            position += 1
-            letter = ascii_words[byte]
-            if letter != 0:
-                value = (value ^ np.uint64(letter)) * ODD
-                value ^= value >> np.uint64(32)
-                length += np.uint64(1)
-            elif length > 0:
-                words[count] = fmix64(value + length)
-                count = count + 1
-                length = np.uint64(0)
-                value = np.uint64(0)
-            continue
-        code, width = decode(data, position)
-        position += width
-        flag = flags[code]
-        if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
-            words[count] = fmix64(value + length)
-            count = count + 1
-            length = np.uint64(0)
-            value = np.uint64(0)
-        if flag & WORD == 0:
-            continue
-        value = (value ^ np.uint64(lower[code])) * ODD
-        value ^= value >> np.uint64(32)
-        length += np.uint64(1)
-        if flag & ALONE != 0:
-            words[count] = fmix64(value + length)
-            count = count + 1
-            length = np.uint64(0)
-            value = np.uint64(0)
-    if length > 0:
-        words[count] = fmix64(value + length)
-        count += 1
-    return words[:count]
+    return ShingleSets(hashes[: ends[number]].copy(), ends)
 
 
 @kernel

@@ -31,12 +31,11 @@ from gristmill.dataprep.dedup.shingles import (
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import Inputs, positions, read_shard
 from gristmill.dataprep.shuffle_format import open_batches
-from gristmill.dataprep.text.kernels import Bytes, Offsets, text_buffers
+from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.text.unicode_tables import word_letters
 from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 DIGEST_BYTES = 16
-NO_DIGEST = bytes(DIGEST_BYTES)
-"""Digest of a missing URL."""
 SKETCH_COLUMNS = ("digest", "url", "bands", "shingles")
 """Columns by which documents are compared."""
 
@@ -90,17 +89,21 @@ def sketch_shard(
     good = np.array([error is None for error in errors], bool)
     sizes_and_errors = describe_seen(read.documents, read.judged, errors)
     documents = _take_rows(documents, np.flatnonzero(good))
-    urls = digest_urls(documents) if section.url else NO_DIGEST * len(documents)
+    urls = document_urls(documents) if section.url else [None] * len(documents)
     batch = {
         "row": read.judged[good],
         "id": documents["id"],
         "locator": documents["locator"],
         "length": measured["length"],
         "digest": measured["digest"],
-        "url": binary_rows(np.frombuffer(urls, np.uint64).reshape(-1, 2)),
+        "url": binary_rows(digest(map(_encode_url, urls))),
     }
     batch |= {name: measured[name] for name in SKETCH_COLUMNS if name in measured}
     return pa.table(batch), sizes_and_errors
+
+
+def _encode_url(url: str | None) -> bytes | None:
+    return None if url is None else normalise_url(url).encode("utf-8", "surrogatepass")
 
 
 def describe_seen(
@@ -138,11 +141,13 @@ def sketch_texts(
     sets = (
         no_shingles(len(texts))
         if section is None
-        else hash_shingles(data, offsets, section.ngram)
+        else hash_shingles(data, offsets, word_letters(invisible=False), section.ngram)
     )
     columns: dict[str, np.ndarray | pa.Array] = {
         "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
-        "digest": binary_rows(digest_texts(data, offsets)),
+        "digest": binary_rows(
+            digest(data.data[begin:end] for begin, end in pairwise(offsets.tolist()))
+        ),
         "shingles": pa.LargeListArray.from_arrays(
             pa.array(sets.offsets), pa.array(sets.hashes)
         ),
@@ -155,16 +160,15 @@ def sketch_texts(
     return columns
 
 
-def digest_texts(data: Bytes, offsets: Offsets) -> np.ndarray:
-    """BLAKE2b-128 of every text: uint64 of shape (n, 2), whose bytes are the digests.
-
-    Args:
-        data, offsets: as from `text_buffers`.
+def digest(values: Iterable[bytes | memoryview | None]) -> np.ndarray:
+    """BLAKE2b-128 of some bytes: uint64 of shape (n, 2), whose bytes are the digests;
+    zeros for None.
     """
-    view = data.data
     digests = b"".join(
-        hashlib.blake2b(view[begin:end], digest_size=DIGEST_BYTES).digest()
-        for begin, end in pairwise(offsets.tolist())
+        bytes(DIGEST_BYTES)
+        if value is None
+        else hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest()
+        for value in values
     )
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
@@ -274,20 +278,3 @@ def unpack_sketches(table: pa.Table) -> Sketches:
     has_bands = "bands" in table.column_names
     bands = binary_numbers(table["bands"]) if has_bands else digests[:, :0]
     return Sketches(digests, urls, bands, sets)
-
-
-def digest_urls(documents: pa.Table) -> bytes:
-    """Concatenated BLAKE2b-128 of every document's normalised URL; zeros for a missing
-    URL.
-    """
-    urls = (
-        None if url is None else normalise_url(url) for url in document_urls(documents)
-    )
-    return b"".join(
-        NO_DIGEST
-        if url is None
-        else hashlib.blake2b(
-            url.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES
-        ).digest()
-        for url in urls
-    )
