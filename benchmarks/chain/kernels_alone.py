@@ -21,8 +21,8 @@ from gristmill.core.files import sha256_file
 from gristmill.dataprep.dedup.minhash import band_keys, signatures
 from gristmill.dataprep.dedup.shingles import shingle_sets
 from gristmill.dataprep.documents import read_shard, shard_names
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
+from gristmill.dataprep.fasttext.fasttext_predict import load_model
 from gristmill.dataprep.filters.rule_sets import measure as measure_rules
 from gristmill.dataprep.langid import langid
 from gristmill.dataprep.quality.classifier import score_texts

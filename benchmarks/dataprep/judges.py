@@ -29,7 +29,7 @@ from benchmarks.checkout import data_folder
 from benchmarks.dataprep.texts import library_texts
 from benchmarks.measuring import Row, fastest, row, text_megabytes
 from benchmarks.public_data import read_archive, read_records
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_predict import load_model
 from gristmill.dataprep.quality.classifier import as_line, score_texts, train
 from gristmill.dataprep.quality.perplexity import load_scores
 from gristmill.dataprep.quality.separation import (

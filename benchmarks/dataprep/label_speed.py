@@ -31,9 +31,9 @@ from benchmarks.dataprep.texts import library_texts
 from benchmarks.installed_texts import documentation
 from benchmarks.measuring import Row, fastest, row, text_megabytes
 from benchmarks.public_data import language_model
-from gristmill.dataprep.fasttext.fasttext_backend import Predictor
 from gristmill.dataprep.fasttext.fasttext_files import read_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
+from gristmill.dataprep.fasttext.fasttext_predict import Predictor
 from gristmill.dataprep.langid.langid import identify_shard, measure, view
 from gristmill.dataprep.quality.classifier import as_line, score_texts
 from gristmill.dataprep.runners.tasks import Task

@@ -21,8 +21,8 @@ import pyarrow as pa
 from benchmarks.checkout import data_folder
 from benchmarks.measuring import Row, row
 from benchmarks.public_data import language_model, read_archive
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_NAME, MODEL_SHA256
+from gristmill.dataprep.fasttext.fasttext_predict import load_model
 from gristmill.dataprep.langid.langid import measure
 from gristmill.dataprep.langid.language_codes import parse_label, short_code
 from gristmill.mixtures.steps.langid import LanguageId

@@ -42,7 +42,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_predict import load_model
 from gristmill.dataprep.llm.labels import JudgeReport, ask_scores
 from gristmill.dataprep.quality.classifier import as_line, score_texts, train
 from gristmill.dataprep.quality.labelled_examples import QualityError, draw, split_draws

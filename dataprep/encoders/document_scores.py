@@ -31,8 +31,8 @@ from gristmill.dataprep.encoders.model_folders import (
     read_config,
 )
 from gristmill.dataprep.encoders.token_windows import WindowTokenizer
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_files import read_labels
+from gristmill.dataprep.fasttext.fasttext_predict import load_model
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.quality.classifier import LABEL_PREFIX
 from gristmill.mixtures.columns import check_column

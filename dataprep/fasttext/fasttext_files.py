@@ -75,6 +75,24 @@ class Dictionary(NamedTuple):
     """
 
 
+class Ngrams(NamedTuple):
+    """Rows of a model for n-grams."""
+
+    kept: np.ndarray
+    """uint64, a bit per bucket that a pruned model kept; empty for other models."""
+    kept_before: np.ndarray
+    """int32, per element of `kept` the number of kept buckets before it."""
+    words: int
+    """Rows of words, which come first."""
+    shortest: int
+    """Code points of a word's shortest n-grams."""
+    longest: int
+    """Code points of a word's longest n-grams; 0 without n-grams."""
+    buckets: np.uint64
+    reciprocal: np.uint64
+    """Reciprocal of `buckets` (see `reciprocal`)."""
+
+
 class Weights(NamedTuple):
     """Supervised model of d dimensions and n labels."""
 
@@ -87,17 +105,9 @@ class Weights(NamedTuple):
     """float32 of shape (words and buckets, d); for a pruned model only the kept
     buckets, in order.
     """
-    kept: np.ndarray
-    """uint64, a bit per bucket that a pruned model kept; empty for other models."""
-    kept_before: np.ndarray
-    """int32, per element of `kept` the number of kept buckets before it."""
-    shortest: int
-    """Code points of a word's shortest n-grams."""
-    longest: int
-    """Code points of a word's longest n-grams; 0 without n-grams."""
+    ngrams: Ngrams
     word_ngrams: int
     """Words of the longest word n-grams."""
-    buckets: int
     loss: int
     output: np.ndarray
     """float32: of shape (n, d) for HIERARCHICAL, a row per inner node of the tree;
@@ -155,8 +165,8 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            self.mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.content = np.frombuffer(self.mapped, np.uint8)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.content = np.frombuffer(mapped, np.uint8)
         self.at = 0
 
     def numbers(self, kind: str) -> tuple[int, ...]:
@@ -202,9 +212,6 @@ def read_model(path: Path) -> Model:
 def read_labels(path: str) -> list[str] | None:
     """Labels of a model, read without its weights; None if the file is not local or has
     another format.
-
-    Words come before labels in the file, and no word starts with LABEL_PREFIX
-    (`dictionary.cc: getType`).
     """
     location = as_path(path)
     if not is_local(location) or not location.is_file():
@@ -214,18 +221,21 @@ def read_labels(path: str) -> list[str] | None:
         head = _read_head(reader)
     except (struct.error, ValueError):
         return None
-    position = reader.mapped.find(LABEL_PREFIX, reader.at)
-    labels: list[bytes] = []
-    while position >= 0 and len(labels) < head.labels:
-        end = reader.mapped.find(b"\0", position)
-        labels.append(reader.mapped[position:end])
-        position = end + ENTRY_BYTES
-    is_complete = len(labels) == head.labels and all(
-        label.startswith(LABEL_PREFIX) for label in labels
+    starts, ends, _, size = read_entries(reader.content[reader.at :], head.entries)
+    labels = _entries(
+        reader.content[reader.at :], starts[head.words :], ends[head.words :]
     )
+    is_complete = size >= 0 and all(label.startswith(LABEL_PREFIX) for label in labels)
     return (
         [label.decode("utf-8", "replace") for label in labels] if is_complete else None
     )
+
+
+def _entries(content: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
+    """Words of some entries of a dictionary."""
+    return [
+        content[start:end].tobytes() for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 def _read_head(reader: _Reader) -> Head:
@@ -309,10 +319,7 @@ def _read(reader: _Reader) -> Model:
         if loss == HIERARCHICAL
         else np.empty((2, 0), np.int32)
     )
-    entries = [
-        content[start:end].tobytes()
-        for start, end in zip(starts[words:], ends[words:], strict=True)
-    ]
+    labels = _entries(content, starts[words:], ends[words:])
     dictionary = make_dictionary(content, starts, ends)
     size = len(END_OF_LINE)
     end_of_line = int(
@@ -326,12 +333,16 @@ def _read(reader: _Reader) -> Model:
         words,
         end_of_line,
         rows,
-        kept,
-        kept_before,
-        shortest,
-        longest,
+        Ngrams(
+            kept,
+            kept_before,
+            words,
+            shortest,
+            longest,
+            np.uint64(max(buckets, 0)),
+            reciprocal(buckets),
+        ),
         word_ngrams,
-        buckets,
         loss,
         output,
         norms,
@@ -339,7 +350,7 @@ def _read(reader: _Reader) -> Model:
         tree[1],
         sigmoid_table(),
     )
-    return Model(weights, tuple(entry.decode("utf-8") for entry in entries))
+    return Model(weights, tuple(label.decode("utf-8") for label in labels))
 
 
 def _read_dense(reader: _Reader) -> np.ndarray:
@@ -432,6 +443,11 @@ def _grow_tree(counts: np.ndarray) -> np.ndarray:
                 children[side, parent], node = node, node + 1
         weights[parent] = weights[children[0, parent]] + weights[children[1, parent]]
     return children
+
+
+def reciprocal(number: int) -> np.uint64:
+    """2^64 divided by a number, rounded down; one less for 1, and for 0."""
+    return np.uint64(min(2**64 // max(number, 1), 2**64 - 1))
 
 
 def path_to(weights: Weights, label: int) -> np.ndarray:

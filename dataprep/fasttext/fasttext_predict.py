@@ -1,4 +1,5 @@
-"""Outputs of a fastText model: label probabilities from the averaged rows of a line.
+"""Predictors with fastText models, by our kernels: label probabilities from the averaged
+rows of a line.
 
 fastText 0.9.3 (`loss.cc`) takes the logarithm of every share plus 1e-5 and, in a tree
 (hierarchical softmax; Morin & Bengio 2005), adds logarithms along the path to a label.
@@ -11,11 +12,16 @@ visited.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.core.files import as_path, is_local, sha256_file
 from gristmill.dataprep.fasttext.fasttext_files import (
     HIERARCHICAL,
     SIGMOID_BOUND,
@@ -23,8 +29,15 @@ from gristmill.dataprep.fasttext.fasttext_files import (
     SOFTMAX,
     Weights,
     aligned,
+    path_to,
+    read_model,
 )
-from gristmill.dataprep.fasttext.fasttext_words import Lines
+from gristmill.dataprep.fasttext.fasttext_words import (
+    Cache,
+    Lines,
+    average_rows,
+    make_cache,
+)
 from gristmill.dataprep.fasttext.float_rows import FLOAT_BYTES, dot_floats
 from gristmill.dataprep.text.kernels import (
     Bytes,
@@ -36,6 +49,8 @@ from gristmill.dataprep.text.kernels import (
 from gristmill.dataprep.text.simd import address_of
 from gristmill.dataprep.text.spans import count_code_points
 
+BATCH_LINES = 4096
+"""Lines whose averaged rows are in memory at once."""
 STEP = 4
 """Least numbers of a row that are added at once."""
 ADDED = 1e-5
@@ -56,17 +71,22 @@ def lines_of(
     texts: pa.Array | Sequence[str], max_characters: int | None = None
 ) -> Lines:
     """Texts as lines, truncated to their first `max_characters`."""
-    data, offsets = text_buffers(
-        texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
-    )
-    if max_characters is None:
-        return Lines(data, offsets[:-1], offsets[1:])
+    array = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
+    data, offsets = text_buffers(array)
     return Lines(data, offsets[:-1], find_heads(data, offsets, max_characters))
 
 
+def find_heads(data: Bytes, offsets: Offsets, max_characters: int | None) -> np.ndarray:
+    """Ends of the first `max_characters` code points of texts, or of all of them:
+    int64, one per text.
+    """
+    if max_characters is None:
+        return offsets[1:]
+    return _find_heads(data, offsets, max_characters)
+
+
 @kernel
-def find_heads(data: Bytes, offsets: Offsets, characters: int) -> np.ndarray:
-    """Ends of the first `characters` code points of texts: int64, one per text."""
+def _find_heads(data: Bytes, offsets: Offsets, characters: int) -> np.ndarray:
     ends = np.empty(len(offsets) - 1, np.int64)
     for text in range(len(ends)):
         position = offsets[text]
@@ -416,3 +436,96 @@ def find_largest(outputs: np.ndarray) -> tuple[int, np.float32]:
             best_score = score
             largest = outputs[label]
     return best, best_score
+
+
+class Predictor:
+    """Supervised model that threads may share; every thread has a cache of at most
+    `fasttext_words.MOST_CACHE_BYTES`.
+
+    `shares` is for classifiers, mostly of two labels: products with the outputs replace
+    their rows (`multiply_rows`).
+    """
+
+    def __init__(self, weights: Weights, labels: tuple[str, ...]) -> None:
+        self.labels = labels
+        self._rows = _Rows(weights)
+
+    def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
+        """Likeliest label's index, int32, and its probability, float64, for n lines; -1
+        and 0 if there is none.
+        """
+        labels = np.empty(len(lines.begins), np.int32)
+        shares = np.empty(len(lines.begins), np.float64)
+        for batch, hidden, counts in self._rows.averages(lines):
+            find_tops(self._rows.weights, hidden, counts, labels[batch], shares[batch])
+        return labels, shares
+
+    def shares(self, lines: Lines, label: str) -> np.ndarray:
+        """Probability of one label for n lines: float64 of shape (n,)."""
+        shares = np.empty(len(lines.begins), np.float64)
+        number = self.labels.index(label)
+        rows = self._outputs
+        path = path_to(rows.weights, number)
+        for batch, hidden, counts in rows.averages(lines):
+            find_shares(rows.weights, hidden, counts, number, path, shares[batch])
+        return shares
+
+    @cached_property
+    def _outputs(self) -> _Rows:
+        products = multiply_rows(self._rows.weights)
+        return self._rows if products is self._rows.weights else _Rows(products)
+
+
+class _Rows:
+    """Rows of a model, and a cache of their sums per thread."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self._of_thread = threading.local()
+
+    def averages(self, lines: Lines) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """Yield averaged rows batch by batch: the slice of lines, and the arrays that
+        `average_rows` fills.
+        """
+        if not hasattr(self._of_thread, "cache"):
+            self._of_thread.cache = make_cache(self.weights)
+        cache: Cache = self._of_thread.cache
+        for first in range(0, len(lines.begins), BATCH_LINES):
+            batch_slice = slice(first, first + BATCH_LINES)
+            batch = Lines(
+                lines.data, lines.begins[batch_slice], lines.ends[batch_slice]
+            )
+            hidden = np.empty(
+                (len(batch.begins), self.weights.rows.shape[1]), np.float32
+            )
+            counts = np.empty(len(batch.begins), np.int64)
+            average_rows(self.weights, cache, batch, hidden, counts)
+            yield batch_slice, hidden, counts
+
+
+@lru_cache(maxsize=4)
+def load_model(path: str, sha256: str) -> Predictor:
+    """Load a fastText model once per process; threads share it.
+
+    Args:
+        path: of the file.
+        sha256: of its content, so that the cache does not serve a replaced file.
+
+    Raises:
+        UnknownModelError: the kernels do not support the model, or it is damaged.
+    """
+    location = as_path(path)
+    if is_local(location):
+        return Predictor(*read_model(Path(str(location))))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "model.bin"
+        copy.write_bytes(location.read_bytes())
+        return Predictor(*read_model(copy))
+
+
+@lru_cache(maxsize=8)
+def model_at(path: str) -> Predictor:
+    """Load the fastText model of a file once per process, by its content; threads share
+    it.
+    """
+    return load_model(path, sha256_file(as_path(path)))

@@ -21,7 +21,9 @@ from gristmill.dataprep.fasttext.fasttext_files import (
     END_OF_LINE,
     FNV_OFFSET,
     LABEL_PREFIX,
+    WORD_BITS,
     Dictionary,
+    Ngrams,
     Weights,
     aligned,
     find_entry,
@@ -34,18 +36,13 @@ from gristmill.dataprep.fasttext.float_rows import (
     fetch_floats,
     set_floats,
 )
-from gristmill.dataprep.fasttext.ngram_rows import (
-    Ngrams,
-    ask_for_ngrams,
-    bucket_of,
-    find_rows,
-    reciprocal,
-)
 from gristmill.dataprep.text.hashing import equal_bytes, first_bytes, load64
 from gristmill.dataprep.text.kernels import Bytes, inlined_kernel, inner_kernel, kernel
 from gristmill.dataprep.text.simd import (
     WIDTH,
     address_of,
+    high_half,
+    ones,
     separators_of_64,
     trailing_zeros,
 )
@@ -93,6 +90,13 @@ _ODD, _OTHER_ODD, _TOP = (
 a number (Knuth, The Art of Computer Programming, volume 3, section 6.4); xxHash's
 second 64-bit prime (Collet, BSD); bits below those of a slot.
 """
+
+
+WORD_STEP = np.uint64(116_049_371)
+"""Factor of a word n-gram's hash for each further word
+(`Dictionary::addWordNgrams`).
+"""
+WORD_SIZE = np.uint64(WORD_BITS)
 
 
 class Lines(NamedTuple):
@@ -160,7 +164,7 @@ class Room(NamedTuple):
 
 def make_cache(weights: Weights) -> Cache:
     """Empty cache of at most MOST_CACHE_BYTES, plus one slot."""
-    d = weights.rows.shape[1] if weights.longest > 0 else 0
+    d = weights.rows.shape[1] if weights.ngrams.longest > 0 else 0
     slots = MOST_SLOTS
     while slots * (8 * COLUMNS + FLOAT_BYTES * d) > MOST_CACHE_BYTES:
         slots //= 2
@@ -192,7 +196,7 @@ def average_rows(
         words,
         np.empty(WORDS_AHEAD + 1, np.int64),
         np.empty(longest + 2, np.uint8),
-        np.empty(STRETCH + weights.longest, np.uint64),
+        np.empty(STRETCH + weights.ngrams.longest, np.uint64),
         np.empty(most_hashes, np.uint32),
         np.empty(MOST_LATER + weights.word_ngrams, np.uint64),
     )
@@ -216,15 +220,7 @@ def _average_rows(
     names = weights.dictionary
     slots = len(table) - 1
     d_kept = cache.sums.shape[1]
-    ngrams = Ngrams(
-        weights.kept,
-        weights.kept_before,
-        weights.words,
-        weights.shortest,
-        weights.longest,
-        np.uint64(weights.buckets),
-        reciprocal(np.uint64(weights.buckets)),
-    )
+    ngrams = weights.ngrams
     rows_at = address_of(weights.rows)
     sums_at = address_of(cache.sums)
     hidden_at = address_of(hidden)
@@ -541,7 +537,8 @@ def add_up(
     word[0], word[size - np.uint64(1)] = 0x3C, 0x3E
     set_floats(total, d)
     count = np.uint64(0)
-    number = np.uint64(0)
+    none = np.uint64(0)
+    number = none
     first_at = rows_at + FLOAT_BYTES * d * ngrams.words
     if row >= 0:
         count = np.uint64(1)
@@ -568,10 +565,111 @@ def add_up(
                 buckets[number] = bucket_of(ngrams, np.uint64(value))
                 number += np.uint64(1)
         if number >= STRETCH:
-            number = find_rows(ngrams, buckets, number, first_at, d)
+            number = find_rows(ngrams, buckets, none, number, first_at, d)
             add_rows(total, buckets, number, d)
             count = count + number
-            number = np.uint64(0)
-    number = find_rows(ngrams, buckets, number, first_at, d)
+            number = none
+    number = find_rows(ngrams, buckets, none, number, first_at, d)
     add_rows(total, buckets, number, d)
     return count + number
+
+
+@inlined_kernel
+def find_rows(
+    ngrams: Ngrams,
+    buckets: np.ndarray,
+    begin: np.uint64,
+    end: np.uint64,
+    first_at: int,
+    d: int,
+) -> np.uint64:
+    """Find the rows of n-gram buckets, and prefetch them.
+
+    Rows are scattered over a large matrix: all are prefetched before the first of them
+    is added.
+
+    Args:
+        buckets: of which those from `begin` to `end` are replaced by the addresses of
+            their rows.
+        first_at: address of the first bucket's row.
+
+    Returns:
+        end of the addresses, without the buckets that a pruned model dropped
+        (`Dictionary::pushHash`).
+    """
+    if len(ngrams.kept):
+        kept_end = begin
+        for index in range(begin, end):
+            bucket = buckets[index]
+            buckets[kept_end] = bucket
+            kept_end += is_kept(ngrams, bucket)
+        end = kept_end
+        for index in range(begin, end):
+            buckets[index] = place_of(ngrams, buckets[index])
+    for index in range(begin, end):
+        buckets[index] = (
+            np.uint64(first_at) + np.uint64(FLOAT_BYTES * d) * buckets[index]
+        )
+        fetch_floats(int(np.int64(buckets[index])), d)
+    return end
+
+
+@inlined_kernel
+def ask_for_ngrams(
+    ngrams: Ngrams,
+    longest: np.uint64,
+    hashes: np.ndarray,
+    addresses: np.ndarray,
+    first: np.uint64,
+    number: np.uint64,
+    filled: np.uint64,
+    first_at: int,
+    d: int,
+) -> np.uint64:
+    """Find the rows of the n-grams of two or more words that begin at a word of a line,
+    and prefetch them.
+
+    Args:
+        longest: words of the longest n-grams.
+        hashes: uint32, of the line's words.
+        addresses: uint64; receives the addresses of the rows.
+        first: index of the word.
+        number: number of words of the line that have their hashes.
+        filled: number of addresses in `addresses`.
+        first_at: address of the first bucket's row.
+
+    Returns:
+        new number of addresses.
+    """
+    single = np.uint64(1)
+    value = np.uint64(np.int64(np.int32(hashes[first])))
+    end = filled
+    for last in range(first + single, min(first + longest, number)):
+        value = value * WORD_STEP + np.uint64(np.int64(np.int32(hashes[last])))
+        addresses[end] = bucket_of(ngrams, value)
+        end += single
+    return find_rows(ngrams, addresses, filled, end, first_at, d)
+
+
+@inlined_kernel
+def is_kept(ngrams: Ngrams, bucket: np.uint64) -> np.uint64:
+    """Return 1 if a pruned model kept a bucket, else 0."""
+    return ngrams.kept[bucket // WORD_SIZE] >> bucket % WORD_SIZE & np.uint64(1)
+
+
+@inlined_kernel
+def place_of(ngrams: Ngrams, bucket: np.uint64) -> np.uint64:
+    """Number of buckets that a pruned model kept before a bucket."""
+    bits = ngrams.kept[bucket // WORD_SIZE] & (
+        (np.uint64(1) << bucket % WORD_SIZE) - np.uint64(1)
+    )
+    return np.uint64(ngrams.kept_before[bucket // WORD_SIZE]) + ones(bits)
+
+
+@inlined_kernel
+def bucket_of(ngrams: Ngrams, value: np.uint64) -> np.uint64:
+    """Remainder of a hash by the number of buckets, without a division: the quotient is
+    at most one too small.
+    """
+    remainder = value - high_half(value, ngrams.reciprocal) * ngrams.buckets
+    return remainder - ngrams.buckets if remainder >= ngrams.buckets else remainder

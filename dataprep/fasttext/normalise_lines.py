@@ -10,7 +10,6 @@ import pyarrow as pa
 from gristmill.dataprep.fasttext.fasttext_files import END_OF_LINE
 from gristmill.dataprep.fasttext.fasttext_predict import find_heads
 from gristmill.dataprep.fasttext.fasttext_words import LABEL, Lines
-from gristmill.dataprep.text.hashing import equal_bytes
 from gristmill.dataprep.text.kernels import (
     Bytes,
     Flags,
@@ -27,6 +26,7 @@ from gristmill.dataprep.text.simd import (
     write_64,
     write_64_lower,
 )
+from gristmill.dataprep.text.swar import count_pattern
 from gristmill.dataprep.text.unicode_tables import (
     SPACE,
     code_point_flags,
@@ -55,16 +55,9 @@ def one_line_each(
         as are those of texts without words.
     """
     data, offsets = text_buffers(texts)
-    ends = (
-        offsets[1:]
-        if max_characters is None
-        else find_heads(data, offsets, max_characters)
-    )
+    ends = find_heads(data, offsets, max_characters)
     lowered = lower_case() if lower else np.empty(0, np.uint32)
-    *lines, skipped = make_lines(
-        data, offsets[:-1], ends, code_point_flags(), lowered, marks
-    )
-    return Lines(*lines), skipped
+    return make_lines(data, offsets[:-1], ends, code_point_flags(), lowered, marks)
 
 
 @kernel
@@ -75,33 +68,26 @@ def make_lines(
     flags: Flags,
     lowered: np.ndarray,
     marks: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes of all lines, offsets of each line's begin and end (int64), and flags of
-    skipped texts; see `one_line_each`.
+) -> tuple[Lines, np.ndarray]:
+    """Lines, and flags of skipped texts; see `one_line_each`.
 
     Args:
         flags: `unicode_tables.code_point_flags`.
         lowered: `unicode_tables.lower_case`, or empty.
     """
     n = len(begins)
-    capacity = 0
-    for text in range(n):
-        capacity += ends[text] - begins[text]
-    lines = np.empty(capacity + WIDTH, np.uint8)
-    starts = np.empty(n, np.int64)
-    stops = np.empty(n, np.int64)
+    stops = np.cumsum(ends - begins)
+    starts = stops - (ends - begins)
+    lines = np.empty(stops[n - 1] + WIDTH if n else WIDTH, np.uint8)
     skipped = np.zeros(n, np.bool_)
-    filled = 0
     for text in range(n):
-        start = filled
-        stop = filled + ends[text] - begins[text]
-        skipped[text] = not _make_line(
-            data, begins[text], flags, lowered, marks, lines, start, stop
-        )
+        start, stop = starts[text], stops[text]
+        is_line = _make_line(data, begins[text], flags, lowered, lines, start, stop)
+        skipped[text] = not is_line or (not marks and _has_mark(lines, start, stop))
         while start < stop and (skipped[text] or lines[start] == 0x20):
             start += 1
-        starts[text], stops[text], filled = start, stop, stop
-    return lines, starts, stops, skipped
+        starts[text] = start
+    return Lines(lines, starts, stops), skipped
 
 
 @inner_kernel
@@ -110,13 +96,12 @@ def _make_line(
     at: int,
     flags: Flags,
     lowered: np.ndarray,
-    marks: bool,
     lines: np.ndarray,
     start: int,
     stop: int,
 ) -> bool:
     """Write a line of the same size as its text, which begins at `at`; return False if
-    the text must be skipped.
+    its lower case has another size.
 
     Up to 63 bytes after the line are overwritten.
     """
@@ -130,8 +115,6 @@ def _make_line(
             else:
                 non_ascii_bits = write_64(lines_at + filled, data_at + at)
             size = min(int(np.int64(trailing_zeros(non_ascii_bits))), stop - filled)
-            if not marks and _has_mark(lines, start, filled, size):
-                return False
             at = at + size
             filled = filled + size
         while filled < stop and (at + WIDTH > len(data) or data[np.uint64(at)] >= 0x80):
@@ -143,27 +126,7 @@ def _make_line(
                 return False
             at = at + width
             filled = filled + width
-            if (
-                not marks
-                and (code == 0x3E or code == 0x5F)
-                and _ends_in_mark(lines, start, filled)
-            ):
-                return False
     return True
-
-
-@inner_kernel
-def _has_mark(lines: np.ndarray, start: int, begin: int, size: int) -> bool:
-    """Return True if a mark ends within the `size` bytes from `begin`, at most 64."""
-    ends = ends_of_marks_in_64(address_of(lines) + begin)
-    while ends:
-        at = int(np.int64(trailing_zeros(ends)))
-        if at >= size:
-            break
-        if _ends_in_mark(lines, start, begin + at + 1):
-            return True
-        ends &= ends - np.uint64(1)
-    return False
 
 
 @inner_kernel
@@ -192,10 +155,13 @@ def _write(
 
 
 @inner_kernel
-def _ends_in_mark(lines: np.ndarray, start: int, end: int) -> bool:
-    for mark in (LABEL, END_OF_LINE):
-        if end - start >= len(mark) and equal_bytes(
-            lines, end - len(mark), mark, 0, len(mark)
-        ):
-            return True
-    return False
+def _has_mark(lines: np.ndarray, start: int, stop: int) -> bool:
+    """Return True if a line has one of fastText's marks."""
+    ends = np.uint64(0)
+    for at in range(start, stop, WIDTH):
+        ends |= ends_of_marks_in_64(address_of(lines) + at)
+    return ends != 0 and (
+        count_pattern(lines, start, stop, LABEL)
+        + count_pattern(lines, start, stop, END_OF_LINE)
+        > 0
+    )

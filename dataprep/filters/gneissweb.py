@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.conservation import SHARE_EDGES
-from gristmill.dataprep.fasttext.fasttext_backend import model_at
+from gristmill.dataprep.fasttext.fasttext_predict import model_at
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.filters.rule_sets import RuleSet, is_english, spread
 from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers

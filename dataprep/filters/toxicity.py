@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.conservation import SHARE_EDGES
-from gristmill.dataprep.fasttext.fasttext_backend import model_at
+from gristmill.dataprep.fasttext.fasttext_predict import model_at
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.filters.rule_sets import RuleSet
 from gristmill.dataprep.thresholds import Columns

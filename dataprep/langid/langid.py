@@ -30,9 +30,8 @@ from gristmill.dataprep.conservation import (
     histogram,
 )
 from gristmill.dataprep.documents import Inputs, read_shard
-from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.fasttext.fasttext_models import find_model
-from gristmill.dataprep.fasttext.fasttext_predict import lines_of
+from gristmill.dataprep.fasttext.fasttext_predict import Predictor, lines_of, load_model
 from gristmill.dataprep.fasttext.fasttext_words import Lines
 from gristmill.dataprep.langid.check_languages import (
     LanguageError,

@@ -26,7 +26,7 @@ from gristmill.core.files import foreign_file
 from gristmill.mixtures.steps.quality import Classifier
 
 if TYPE_CHECKING:  # the training subprocess does not need the kernels
-    from gristmill.dataprep.fasttext.fasttext_backend import Predictor
+    from gristmill.dataprep.fasttext.fasttext_predict import Predictor
 
 LABEL_PREFIX = "__label__"
 POSITIVE, NEGATIVE = "positive", "negative"

@@ -24,7 +24,7 @@ from gristmill.dataprep.encoders.distil_classifier import (
     embedding_files,
     train_distilled,
 )
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_predict import load_model
 from gristmill.dataprep.quality.classifier import as_line, check_label, epochs_of, train
 from gristmill.dataprep.quality.labelled_examples import (
     choose_examples,

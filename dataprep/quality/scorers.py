@@ -16,7 +16,7 @@ from gristmill.dataprep.encoders.distil_classifier import (
     ModelFile,
     load_distilled,
 )
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
+from gristmill.dataprep.fasttext.fasttext_predict import load_model
 from gristmill.dataprep.quality.classifier import score_texts
 from gristmill.dataprep.quality.perplexity import (
     load_scores,

@@ -279,12 +279,12 @@ def find_languages(
             fetch it.
     """
     from gristmill.core.files import sha256_file
-    from gristmill.dataprep.fasttext.fasttext_backend import load_model
     from gristmill.dataprep.fasttext.fasttext_models import (
         ModelError,
         find_model,
         ways_to_fetch,
     )
+    from gristmill.dataprep.fasttext.fasttext_predict import load_model
     from gristmill.dataprep.langid import langid
 
     try:

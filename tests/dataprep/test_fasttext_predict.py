@@ -16,22 +16,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.annotate_batches import measure_texts
-from gristmill.dataprep.fasttext.fasttext_backend import (
-    Predictor,
-    load_model,
-)
 from gristmill.dataprep.fasttext.fasttext_files import (
+    Ngrams,
     UnknownModelError,
     read_model,
+    reciprocal,
 )
-from gristmill.dataprep.fasttext.fasttext_predict import lines_of, multiply_rows
+from gristmill.dataprep.fasttext.fasttext_predict import (
+    Predictor,
+    lines_of,
+    load_model,
+    multiply_rows,
+)
 from gristmill.dataprep.fasttext.fasttext_words import (
     COLUMNS,
     MOST_CACHE_BYTES,
     MOST_SLOTS,
+    bucket_of,
     make_cache,
 )
-from gristmill.dataprep.fasttext.ngram_rows import Ngrams, bucket_of, reciprocal
 from gristmill.dataprep.langid.langid import (
     LanguageError,
     measure,
@@ -492,7 +495,7 @@ def test_buckets_are_remainders(buckets: int, values: list[int]) -> None:
             1,
             1,
             np.uint64(number),
-            reciprocal(np.uint64(number)),
+            reciprocal(number),
         )
         for value in (*values, 0, number - 1, number, 2**64 - 1):
             assert bucket_of(ngrams, np.uint64(value)) == value % number

@@ -23,8 +23,8 @@ from gristmill.core.files import (
     foreign_file,
     reserve,
 )
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_files import UnknownModelError
+from gristmill.dataprep.fasttext.fasttext_predict import load_model
 from gristmill.dataprep.quality import classifier
 from gristmill.dataprep.runners.worker_bootstrap import SUBPACKAGES
 from gristmill.dataprep.semantic.vector_jobs import CENTROIDS, write_centroids

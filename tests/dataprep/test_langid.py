@@ -17,14 +17,13 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.fasttext import fasttext_models as models
-from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_models import (
     MODEL_SHA256,
     ModelError,
     find_model,
     is_other_model,
 )
-from gristmill.dataprep.fasttext.fasttext_predict import lines_of
+from gristmill.dataprep.fasttext.fasttext_predict import lines_of, load_model
 from gristmill.dataprep.fasttext.fasttext_words import Lines
 from gristmill.dataprep.langid import langid
 from gristmill.dataprep.langid.check_languages import (

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
 from gristmill.dataprep.fasttext.fasttext_files import read_model
+from gristmill.dataprep.fasttext.fasttext_predict import Predictor, load_model
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
 from gristmill.dataprep.quality import classifier, quality, quality_models, scorers
 from gristmill.dataprep.quality.classifier import (
