@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from benchmarks.dataprep.text_kinds import KINDS, documents
 from benchmarks.public_data import read_records
-from gristmill.dataprep.filters.running_text import running_text_statistics
+from gristmill.dataprep.filters.running_text import measure
+from gristmill.mixtures.steps.rules import RunningText
 
 FUNCTION_WORD_LIMITS = (0.08, 0.1)
 DETERMINER_LIMITS = (0.08, 0.15, 0.25)
@@ -43,9 +44,13 @@ def passages(path: Path) -> list[str]:
 
 def counts(texts: list[str]) -> str:
     """Count the texts beyond each limit."""
-    columns = running_text_statistics(
-        pa.array(texts, pa.large_string()), [None] * len(texts)
+    rows = pa.table(
+        {
+            "text": pa.array(texts, pa.large_string()),
+            "language": pa.nulls(len(texts), pa.string()),
+        }
     )
+    columns = measure(rows, RunningText())
     functions, stray = columns["function_word_ratio"], columns["stray_determiner_ratio"]
     below = [
         f"function words below {limit}: {np.sum(functions < limit)}"

@@ -15,59 +15,39 @@ which applies all but the first after its rules for lines: so run the stage `cle
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 
-from gristmill.core.arrays import Column
-from gristmill.dataprep.filters.lines_and_sentences import (
-    count_sentences,
-    text_classes,
-)
-from gristmill.dataprep.filters.listed_words import (
-    PLACEHOLDER,
-    Phrases,
-    count_phrases,
-)
-from gristmill.dataprep.filters.rule_sets import RuleSet
-from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
+from gristmill.dataprep.filters.lines_and_sentences import count_sentences, text_classes
+from gristmill.dataprep.filters.listed_words import PLACEHOLDER, count_matches
+from gristmill.dataprep.filters.rule_sets import RuleSet, measure_by_kernel
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel
 from gristmill.dataprep.text.spans import count_code_points
 from gristmill.dataprep.text.swar import count_byte
 from gristmill.dataprep.thresholds import Columns
+from gristmill.mixtures.steps.rules import C4
 
 C4_STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
 
 
-def c4_statistics(texts: Column) -> Columns:
-    """Measure C4_STATISTICS of every text.
-
-    Args:
-        texts: n strings; null counts as empty.
-
-    Returns:
-        statistic -> int64 of shape (n,).
-
-    Raises:
-        pa.ArrowInvalid: a text is not UTF-8.
-    """
-    data, offsets = text_buffers(texts)
-    values = np.zeros((len(offsets) - 1, len(C4_STATISTICS)), np.int64)
-    _measure_texts(data, offsets, text_classes(), PLACEHOLDER, values)
-    return dict(zip(C4_STATISTICS, values.T.copy()))
+def measure(rows: pa.Table, section: C4) -> Columns:
+    """Measure C4_STATISTICS of n rows: int64 of shape (n,)."""
+    columns = measure_by_kernel(
+        C4_STATISTICS, _measure_texts, rows["text"], text_classes(), fill=0
+    )
+    columns["lorem_ipsum"] = count_matches(rows["text"], PLACEHOLDER)
+    return columns
 
 
-RULE_SET = RuleSet(lambda rows, section: c4_statistics(rows["text"]))
+RULE_SET = RuleSet(measure)
 
 
 @kernel
 def _measure_texts(
-    data: Bytes,
-    offsets: Offsets,
-    classes: Flags,
-    placeholder: Phrases,
-    values: np.ndarray,
+    data: Bytes, offsets: Offsets, classes: Flags, values: np.ndarray
 ) -> None:
-    for text in range(len(offsets) - 1):
+    for text in range(len(values)):
         begin, end = offsets[text], offsets[text + 1]
         row = values[text]
         row[0] = count_code_points(data, begin, end)
         row[1] = count_sentences(data, begin, end, classes)
-        row[2] = count_phrases(data, begin, end, placeholder)
         row[3] = count_byte(data, begin, end, 0x7B)

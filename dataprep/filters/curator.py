@@ -27,25 +27,27 @@ text without any code point, or line, the shares are 1, so that it is dropped.
 
 from __future__ import annotations
 
-from string import ascii_letters, digits, hexdigits
+from string import ascii_letters, digits
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from gristmill.core.arrays import Column
-from gristmill.dataprep.filters.lines_and_sentences import SPACE, text_classes
-from gristmill.dataprep.filters.listed_words import (
-    PLACEHOLDER,
-    Phrases,
-    count_phrases,
-    prepare_phrases,
+from gristmill.dataprep.filters.lines_and_sentences import (
+    EACH_NEWLINE,
+    SPACE,
+    drop_blank,
+    split_segments,
+    text_classes,
 )
-from gristmill.dataprep.filters.rule_sets import RuleSet
-from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
-from gristmill.dataprep.text.spans import skip_to_newlines, strip
+from gristmill.dataprep.filters.listed_words import PLACEHOLDER, any_case, count_matches
+from gristmill.dataprep.filters.rule_sets import RuleSet, measure_by_kernel
+from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel
 from gristmill.dataprep.text.unicode_tables import byte_table, decode
 from gristmill.dataprep.thresholds import Columns
+from gristmill.mixtures.steps.rules import Curator
 
-CURATOR_SHARES = (
+MEASURED = (
     "non_alphanumeric_ratio",
     "digit_ratio",
     "url_char_ratio",
@@ -53,7 +55,10 @@ CURATOR_SHARES = (
     "bracket_ratio",
     "boilerplate_paragraph_ratio",
     "unended_line_ratio",
+    "longest_word_characters",
+    "characters",
 )
+"""The columns and the code points of a text."""
 BOILERPLATE = (
     "terms of use",
     "privacy policy",
@@ -70,12 +75,10 @@ BOILERPLATE = (
     "agree to this use.",
 )
 
-_BOILERPLATE = prepare_phrases(BOILERPLATE)
-_ALPHANUMERIC, _DIGIT, _WHITESPACE, _BRACKET, _IN_URL = (
-    np.uint8(1 << bit) for bit in range(5)
-)
-
-
+BOILERPLATE_PARAGRAPH = rf"(?:{'|'.join(map(any_case, BOILERPLATE))})(?:[^\n]|\n[^\n])*"
+"""The first of these phrases in a paragraph, and the rest of the paragraph."""
+URL = r"https?://(?:[a-zA-Z0-9$\-_@.&+!*(),]|%[0-9a-fA-F]{2})+"
+_ALPHANUMERIC, _DIGIT, _WHITESPACE, _BRACKET = (np.uint8(1 << bit) for bit in range(4))
 _BYTE_CLASSES = np.bitwise_or.reduce(
     [
         flag * byte_table(members)
@@ -84,56 +87,51 @@ _BYTE_CLASSES = np.bitwise_or.reduce(
             (_DIGIT, digits),
             (_WHITESPACE, " \t\n\r\b"),
             (_BRACKET, "()[]{}"),
-            (_IN_URL, ascii_letters + digits + "$-_@.&+!*(),"),
         )
     ]
 )
 """Flags of every byte: uint8 of shape (256,)."""
-_IS_HEX, _IS_END = byte_table(hexdigits), byte_table(".?!\"'")
+_IS_END = byte_table(".?!\"'")
 
 
-def curator_statistics(texts: Column) -> Columns:
-    """Measure CURATOR_SHARES, and `longest_word_characters`, of every text.
-
-    Args:
-        texts: n strings; null counts as empty.
-
-    Returns:
-        statistic -> int64 (`longest_word_characters`) or float64 of shape (n,).
-
-    Raises:
-        pa.ArrowInvalid: a text is not UTF-8.
+def measure(rows: pa.Table, section: Curator) -> Columns:
+    """Measure the columns of the rule set `curator` of n rows: int64
+    (`longest_word_characters`) or float64 of shape (n,).
     """
-    data, offsets = text_buffers(texts)
-    values = np.ones((len(offsets) - 1, len(CURATOR_SHARES)))
-    longest = np.zeros(len(offsets) - 1, np.int64)
-    _measure_texts(
-        data, offsets, text_classes(), _BOILERPLATE, PLACEHOLDER, values, longest
+    texts = pc.fill_null(rows["text"], "")
+    columns = measure_by_kernel(
+        MEASURED, _measure_texts, texts, text_classes(), fill=1.0
     )
-    return {
-        **dict(zip(CURATOR_SHARES, values.T.copy())),
-        "longest_word_characters": longest,
-    }
+    characters = columns.pop("characters")
+    columns["longest_word_characters"] = columns["longest_word_characters"].astype(
+        np.int64
+    )
+    without_urls = pc.replace_substring_regex(texts, URL, "")
+    url_bytes = pc.subtract(pc.binary_length(texts), pc.binary_length(without_urls))
+    np.divide(
+        url_bytes, characters, out=columns["url_char_ratio"], where=characters > 0
+    )
+    columns["boilerplate_paragraph_ratio"] = np.where(
+        count_matches(texts, PLACEHOLDER) > 0,
+        1.0,
+        count_matches(texts, BOILERPLATE_PARAGRAPH)
+        / (1 + count_matches(texts, "\n\n")),
+    )
+    return columns
 
 
-RULE_SET = RuleSet(lambda rows, section: curator_statistics(rows["text"]))
+RULE_SET = RuleSet(measure)
 
 
 @kernel
 def _measure_texts(
-    data: Bytes,
-    offsets: Offsets,
-    classes: Flags,
-    boilerplate: Phrases,
-    placeholder: Phrases,
-    values: np.ndarray,
-    longest: np.ndarray,
+    data: Bytes, offsets: Offsets, classes: Flags, values: np.ndarray
 ) -> None:
-    for text in range(len(longest)):
+    for text in range(len(values)):
         begin, end = offsets[text], offsets[text + 1]
         row = values[text]
-        total, alphanumeric, digits, white, brackets, in_urls = 0, 0, 0, 0, 0, 0
-        word, longest_word, url_end, at = 0, 0, begin, begin
+        total, alphanumeric, digits, white, brackets = 0, 0, 0, 0, 0
+        word, longest_word, at = 0, 0, begin
         while at < end:
             code, width = decode(data, at)
             total += 1
@@ -147,64 +145,15 @@ def _measure_texts(
                 brackets += code == 0x27E8 or code == 0x27E9
             word = 0 if classes[code] & SPACE else word + 1
             longest_word = max(longest_word, word)
-            if code == 0x68 and at >= url_end:
-                url_end = _end_of_url(data, at, end)
-                in_urls += url_end - at
             at += width
-        longest[text] = longest_word
+        row[7], row[8] = longest_word, total
         if total:
             row[0], row[1] = (total - alphanumeric) / total, digits / total
-            row[2], row[3] = in_urls / total, white / total
-            row[4] = brackets / total
-        if count_phrases(data, begin, end, placeholder) == 0:
-            paragraphs, matching, at = 0, 0, begin
-            while at <= end:
-                stop = skip_to_newlines(data, at, end, 2)
-                paragraphs += 1
-                matching += count_phrases(data, at, stop, boilerplate) > 0
-                at = stop + 2
-            row[5] = matching / paragraphs
-        lines, unended, at = 0, 0, begin
-        while at < end:
-            stop = skip_to_newlines(data, at, end, 1)
-            first, last = strip(data, at, stop, classes)
-            if first < last:
-                lines += 1
-                unended += not _IS_END[data[last - 1]]
-            at = stop + 1
-        if lines:
-            row[6] = unended / lines
-
-
-@kernel
-def _end_of_url(data: Bytes, at: int, end: int) -> int:
-    """Return the end of the URL that begins here; `at` if there is none. URLs are
-    ASCII.
-    """
-    scheme = at + 4
-    for step in range(4):
-        if at + step >= end or data[at + step] != (0x68, 0x74, 0x74, 0x70)[step]:
-            return at
-    if scheme < end and data[scheme] == 0x73:
-        scheme += 1
-    if (
-        end - scheme < 4
-        or data[scheme] != 0x3A
-        or data[scheme + 1] != 0x2F
-        or data[scheme + 2] != 0x2F
-    ):
-        return at
-    first = stop = scheme + 3
-    while stop < end:
-        if _BYTE_CLASSES[data[stop]] & _IN_URL:
-            stop += 1
-        elif (
-            data[stop] == 0x25
-            and stop + 2 < end
-            and _IS_HEX[data[stop + 1]]
-            and _IS_HEX[data[stop + 2]]
-        ):
-            stop += 3
-        else:
-            break
-    return stop if stop > first else at
+            row[3], row[4] = white / total, brackets / total
+        starts, ends = split_segments(data, begin, end, EACH_NEWLINE)
+        starts, ends = drop_blank(data, starts, ends, classes, True)
+        unended = 0
+        for last in ends:
+            unended += not _IS_END[data[last - 1]]
+        if len(ends):
+            row[6] = unended / len(ends)

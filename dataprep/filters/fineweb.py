@@ -24,23 +24,19 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.arrays import Column
 from gristmill.dataprep.filters.lines_and_sentences import (
+    EACH_NEWLINE,
     TERMINAL,
     count_words,
+    segment_chars,
+    split_segments,
     text_classes,
 )
+from gristmill.dataprep.filters.listed_words import count_matches
 from gristmill.dataprep.filters.repetition import copied_segments
-from gristmill.dataprep.filters.rule_sets import RuleSet
-from gristmill.dataprep.langid.language_codes import Languages
+from gristmill.dataprep.filters.rule_sets import RuleSet, measure_by_kernel
 from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
-from gristmill.dataprep.text.spans import (
-    NEWLINE,
-    count_code_points,
-    skip_to_newlines,
-    strip,
-)
-from gristmill.dataprep.text.swar import count_byte
+from gristmill.dataprep.text.spans import strip
 from gristmill.dataprep.text.unicode_tables import decode_before
 from gristmill.dataprep.thresholds import Columns
 from gristmill.dataprep.words.language_words import language_names, language_words
@@ -56,42 +52,30 @@ FINEWEB_STATISTICS = (
 
 
 def measure(rows: pa.Table, section: FineWeb) -> Columns:
-    """Measure FINEWEB_STATISTICS of n rows."""
-    languages = language_names(rows) if section.words == "language" else None
-    return fineweb_statistics(rows["text"], section.short_line_characters, languages)
+    """Measure FINEWEB_STATISTICS of n rows: int64 (`filled_lines`) or float64 of shape
+    (n,).
+    """
+    columns = measure_by_kernel(
+        FINEWEB_STATISTICS,
+        _measure_texts,
+        rows["text"],
+        text_classes(),
+        section.short_line_characters,
+    )
+    columns["filled_lines"] = columns["filled_lines"].astype(np.int64)
+    if section.words == "language":
+        segmented = language_words(*text_buffers(rows["text"]), language_names(rows))
+        words = np.diff(segmented.words.offsets)[segmented.places]
+        newlines = np.where(
+            columns["filled_lines"] > 0, count_matches(rows["text"], "\n"), 0
+        )
+        columns["newline_word_ratio"] = np.divide(
+            newlines, words, out=np.zeros(len(rows)), where=words > 0
+        )
+    return columns
 
 
 RULE_SET = RuleSet(measure, ("language", "script"))
-
-
-def fineweb_statistics(
-    texts: Column,
-    short_line_characters: int,
-    languages: Languages | None = None,
-) -> Columns:
-    """Measure FINEWEB_STATISTICS of every text.
-
-    Args:
-        texts: n strings; null counts as empty.
-        languages: one per text, for `words: language`.
-
-    Returns:
-        statistic -> int64 (`filled_lines`) or float64 of shape (n,).
-
-    Raises:
-        pa.ArrowInvalid: a text is not UTF-8.
-    """
-    data, offsets = text_buffers(texts)
-    values = np.zeros((len(offsets) - 1, len(FINEWEB_STATISTICS)))
-    _measure_texts(data, offsets, text_classes(), short_line_characters, values)
-    if languages:
-        segmented = language_words(data, offsets, languages)
-        counts = np.diff(segmented.words.offsets)[segmented.places]
-        for text in np.flatnonzero(values[:, 0]):
-            newlines = count_byte(data, offsets[text], offsets[text + 1], NEWLINE)
-            values[text, 4] = newlines / counts[text] if counts[text] else 0.0
-    columns = dict(zip(FINEWEB_STATISTICS, values.T.copy()))
-    return {**columns, "filled_lines": columns["filled_lines"].astype(np.int64)}
 
 
 @kernel
@@ -104,29 +88,24 @@ def _measure_texts(
 ) -> None:
     for text in range(len(offsets) - 1):
         begin, end = offsets[text], offsets[text + 1]
-        newlines = count_byte(data, begin, end, NEWLINE)
-        starts, ends = (
-            np.empty(newlines + 1, np.int64),
-            np.empty(newlines + 1, np.int64),
-        )
-        filled, terminal, short_lines, all_chars, line = 0, 0, 0, 0, begin
-        while line <= end:
-            stop = skip_to_newlines(data, line, end, 1)
-            length = count_code_points(data, line, stop)
-            all_chars += length
-            first, last = strip(data, line, stop, classes)
+        starts, ends = split_segments(data, begin, end, EACH_NEWLINE)
+        newlines = len(starts) - 1
+        chars = segment_chars(data, starts, ends)
+        filled, terminal, short_lines = 0, 0, 0
+        for line in range(len(starts)):
+            first, last = strip(data, starts[line], ends[line], classes)
             if first < last:
-                starts[filled], ends[filled] = line, stop
-                terminal += classes[decode_before(data, stop)[0]] & TERMINAL != 0
-                short_lines += length <= short
+                starts[filled], ends[filled] = starts[line], ends[line]
+                mark, _ = decode_before(data, ends[line])
+                terminal += classes[mark] & TERMINAL != 0
+                short_lines += chars[line] <= short
                 filled += 1
-            line = stop + 1
         if filled == 0:
             continue
         _, repeated = copied_segments(data, starts[:filled], ends[:filled], False)
         row = values[text]
         row[0], row[1], row[2] = filled, terminal / filled, short_lines / filled
         row[3], row[4] = (
-            repeated / all_chars,
+            repeated / chars.sum(),
             newlines / count_words(data, begin, end, classes),
         )

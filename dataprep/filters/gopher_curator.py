@@ -40,6 +40,7 @@ from gristmill.dataprep.filters.gopher_words import (
 from gristmill.dataprep.filters.lines_and_sentences import (
     EACH_NEWLINE,
     EACH_TWO_NEWLINES,
+    code_points,
     drop_blank,
     split_segments,
     starts_with,
@@ -57,7 +58,7 @@ from gristmill.dataprep.text.spans import count_code_points, strip
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC_PROPERTY
 from gristmill.dataprep.words.tokenise_words import CutTexts
 
-BULLETS = np.array([ord(mark) for mark in "•‣⁃⁌⁍∙○●◘◦⦾⦿"], np.uint32)
+BULLETS = code_points("•‣⁃⁌⁍∙○●◘◦⦾⦿")
 ELLIPSES = ("...", "[...]", "…", "(...)", "[…]", "-»", "read more..", "read more")
 _MARKS = np.frombuffer("".join(ELLIPSES).encode(), np.uint8)
 _MARK_ENDS = offsets_of([len(mark.encode()) for mark in ELLIPSES])

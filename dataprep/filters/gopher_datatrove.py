@@ -41,12 +41,14 @@ from gristmill.dataprep.filters.gopher_words import (
     count_flag,
     count_marked_lines,
     find_stop_words,
+    set_shares,
     share,
     text_words,
 )
 from gristmill.dataprep.filters.lines_and_sentences import (
     NEWLINE_RUNS,
     TWO_NEWLINE_RUNS,
+    code_points,
     split_lines,
     split_segments,
 )
@@ -68,7 +70,7 @@ from gristmill.dataprep.text.swar import count_byte
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, CONTENT
 from gristmill.dataprep.words.tokenise_words import CutTexts
 
-BULLETS = np.array([ord(mark) for mark in "•-"], np.uint32)
+BULLETS = code_points("•-")
 
 
 @kernel
@@ -99,10 +101,10 @@ def measure(
             row = quality[text]
             row[0] = words
             row[1] = share(length, words, 0.0)
-            row[2] = share(symbols, len(chars), 0.0)
-            row[3] = share(bullets, len(lines), 0.0)
-            row[4] = share(ellipses, len(lines), 0.0)
-            row[5] = share(count_flag(word_flags, ALPHABETIC), len(chars), 0.0)
+            lettered = count_flag(word_flags, ALPHABETIC)
+            set_shares(
+                row, symbols, bullets, ellipses, len(lines), lettered, len(chars), 0.0
+            )
             _, row[6] = find_stop_words(texts, text, stop_words)
         if len(repetition) == 0:
             continue

@@ -47,14 +47,15 @@ from gristmill.dataprep.filters.gopher_words import (
     cut_words,
     find_stop_words,
     is_cut_by_characters,
+    set_shares,
     share,
     text_words,
 )
 from gristmill.dataprep.filters.lines_and_sentences import (
     EACH_NEWLINE,
     EACH_TWO_NEWLINES,
+    code_points,
     drop_blank,
-    ends_with,
     split_segments,
 )
 from gristmill.dataprep.filters.repetition import (
@@ -67,13 +68,13 @@ from gristmill.dataprep.filters.repetition import (
 )
 from gristmill.dataprep.langid.language_codes import Languages
 from gristmill.dataprep.text.kernels import Bytes, Flags, kernel
-from gristmill.dataprep.text.swar import count_byte, find_byte
+from gristmill.dataprep.text.swar import count_byte, count_pattern
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, WORD, byte_table, decode
 from gristmill.dataprep.words.tokenise_words import CutTexts
 from gristmill.dataprep.words.word_breaks import segmented_words
 from gristmill.mixtures.steps.rules import GopherRules
 
-BULLETS = np.array([ord(mark) for mark in "•●*-"], np.uint32)
+BULLETS = code_points("•●*-")
 SPACED_DOTS = np.frombuffer(b". . .", np.uint8)
 TOKEN_SEPARATORS = byte_table(" \n\r\t\v\f\0")
 """Bytes at which fastText's `Dictionary::readWord` cuts (src/dictionary.cc of fastText
@@ -131,15 +132,9 @@ def measure(
         lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, True)
         if len(quality):
             row = quality[text]
-            symbols = count_byte(data, begin, end, HASH) + count_ellipses(
-                data, begin, end
-            )
-            at = find_byte(data, begin, end, SPACED_DOTS[0])
-            while at + len(SPACED_DOTS) <= end:
-                stop = at + len(SPACED_DOTS)
-                has_dots = ends_with(data, at, stop, SPACED_DOTS)
-                symbols += has_dots
-                at = find_byte(data, stop if has_dots else at + 1, end, SPACED_DOTS[0])
+            symbols = count_byte(data, begin, end, HASH)
+            symbols += count_ellipses(data, begin, end)
+            symbols += count_pattern(data, begin, end, SPACED_DOTS)
             bullets, ellipses = count_marked_lines(
                 data,
                 lines,
@@ -154,10 +149,10 @@ def measure(
                 else len(chars)
             )
             row[1] = share(chars.sum(), len(chars), 0.0)
-            row[2] = share(symbols, len(chars), 0.0)
-            row[3] = share(bullets, len(lines), 0.0)
-            row[4] = share(ellipses, len(lines), 0.0)
-            row[5] = share(count_flag(word_flags, ALPHABETIC), len(chars), 0.0)
+            lettered = count_flag(word_flags, ALPHABETIC)
+            set_shares(
+                row, symbols, bullets, ellipses, len(lines), lettered, len(chars), 0.0
+            )
             row[6], _ = find_stop_words(texts, text, stop_words)
         if len(repetition):
             row = repetition[text]

@@ -32,11 +32,12 @@ from gristmill.dataprep.filters.gopher_words import (
     count_flag,
     count_marked_lines,
     find_stop_words,
-    share,
+    set_shares,
     text_words,
 )
 from gristmill.dataprep.filters.lines_and_sentences import (
     EACH_NEWLINE,
+    code_points,
     split_segments,
 )
 from gristmill.dataprep.filters.repetition import (
@@ -51,7 +52,7 @@ from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, SYMBOL
 from gristmill.dataprep.words.tokenise_words import CutTexts
 
-BULLETS = np.array([ord(mark) for mark in "*-"], np.uint32)
+BULLETS = code_points("*-")
 COUNTED_LENGTHS = 64
 
 
@@ -79,10 +80,11 @@ def measure(
             )
             row[0] = len(starts)
             row[1] = median_length(chars)
-            row[2] = share(count_flag(word_flags, SYMBOL), len(starts), 0.0)
-            row[3] = bullets / len(lines)
-            row[4] = ellipses / len(lines)
-            row[5] = share(count_flag(word_flags, ALPHABETIC), len(starts), 0.0)
+            symbols = count_flag(word_flags, SYMBOL)
+            lettered = count_flag(word_flags, ALPHABETIC)
+            set_shares(
+                row, symbols, bullets, ellipses, len(lines), lettered, len(chars), 0.0
+            )
             row[6], _ = find_stop_words(texts, text, stop_words)
         if len(repetition) == 0:
             continue

@@ -44,11 +44,13 @@ from gristmill.dataprep.filters.gopher_words import (
     count_marked_lines,
     cut_words,
     find_stop_words,
+    set_shares,
     share,
     text_words,
 )
 from gristmill.dataprep.filters.lines_and_sentences import (
     EACH_NEWLINE,
+    code_points,
     split_segments,
 )
 from gristmill.dataprep.langid.language_codes import Languages
@@ -58,7 +60,7 @@ from gristmill.dataprep.text.unicode_tables import LATIN
 from gristmill.dataprep.words.tokenise_words import CutTexts, whitespace_words
 from gristmill.mixtures.steps.rules import GopherRules
 
-BULLETS = np.array([ord(mark) for mark in "•‣▶◀◦■□▪▫–"], np.uint32)
+BULLETS = code_points("•‣▶◀◦■□▪▫–")
 DECIMALS = 8
 """`PRECISION` of core/constants.py."""
 _PUNCTUATION = string.punctuation.encode()
@@ -134,8 +136,6 @@ def measure(
         row = quality[text]
         row[0] = len(chars)
         row[1] = share(chars.sum(), len(chars), np.nan)
-        row[2] = share(symbols, len(word_flags), np.nan)
-        row[3] = share(bullets, len(lines), np.nan)
-        row[4] = share(ellipses, len(lines), np.nan)
-        row[5] = share(count_flag(word_flags, LATIN), len(word_flags), np.nan)
+        lettered, words = count_flag(word_flags, LATIN), len(word_flags)
+        set_shares(row, symbols, bullets, ellipses, len(lines), lettered, words, np.nan)
         row[6], _ = find_stop_words(texts, text, stop_words)

@@ -35,7 +35,6 @@ from gristmill.dataprep.text.hashing import (
     append_hash,
     first_bytes,
     fmix64,
-    load64,
 )
 from gristmill.dataprep.text.kernels import (
     Bytes,
@@ -47,7 +46,7 @@ from gristmill.dataprep.text.kernels import (
 )
 from gristmill.dataprep.text.simd import ones
 from gristmill.dataprep.text.spans import strip
-from gristmill.dataprep.text.swar import HIGH_BITS, equal_to, letters_of
+from gristmill.dataprep.text.swar import HIGH_BITS, count_pattern, letters_of
 from gristmill.dataprep.text.unicode_tables import (
     code_point_flags,
     decode,
@@ -215,44 +214,36 @@ def count_marked_lines(
 
 @kernel
 def count_ellipses(data: Bytes, begin: int, end: int) -> int:
-    """Return the number of occurrences of `...` (from the left, not overlapping) and of
-    `…`.
-    """
-    one_byte, two_bytes = np.uint64(8), np.uint64(16)
-    at, stop = np.uint64(begin), np.uint64(end)
-    # Skip bytes before the first ellipsis; the first six of eight bytes may begin one.
-    while at + one_byte <= stop:
-        eight = load64(data, at)
-        stops, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
-        if stops & stops >> one_byte & stops >> two_bytes != 0:
-            break
-        if (
-            leads != 0
-            and leads
-            & equal_to(eight, 0x80) >> one_byte
-            & equal_to(eight, 0xA6) >> two_bytes
-            != 0
-        ):
-            break
-        at += np.uint64(6)
-    count, dots = 0, 0
-    for place in range(np.int64(at), end):
-        byte = data[place]
-        if byte == 0x2E:
-            dots += 1
-            if dots == 3:
-                count, dots = count + 1, 0
-        else:
-            dots = 0
-            if byte == 0xE2 and data[place + 1] == 0x80 and data[place + 2] == 0xA6:
-                count += 1
-    return count
+    """Return the number of occurrences of `...` and of `…`."""
+    return count_pattern(data, begin, end, DOTS) + count_pattern(
+        data, begin, end, ELLIPSIS
+    )
 
 
 @kernel
 def share(part: float, whole: float, of_nothing: float) -> float:
     """Return part / whole, or a given value if the whole is 0."""
     return part / whole if whole else of_nothing
+
+
+@kernel
+def set_shares(
+    row: np.ndarray,
+    symbols: int,
+    bullets: int,
+    ellipses: int,
+    lines: int,
+    lettered: int,
+    words: int,
+    of_nothing: float,
+) -> None:
+    """Set the shares of symbols, marked lines and words with a letter among
+    `gopher.QUALITY_STATISTICS`.
+    """
+    row[2] = share(symbols, words, of_nothing)
+    row[3] = share(bullets, lines, of_nothing)
+    row[4] = share(ellipses, lines, of_nothing)
+    row[5] = share(lettered, words, of_nothing)
 
 
 @kernel
@@ -274,80 +265,81 @@ def copy_shares(
     )
 
 
-STOP_WORDS: dict[str, tuple[str, ...]] = {
-    language: tuple(words.split())
-    for language, words in {
-        "en": "the be to of and that have with",
-        "af": "die van en in het is nie dat op vir met om",
-        "ar": "في من على أن إلى عن لا أو التي هذا كل ما",
-        "az": "və bu bir ilə üçün də da o hər ki olan kimi",
-        "be": "і ў на не з да што за па яго або для",
-        "bg": "на и да в за се от с не е по че",
-        "bn": "এবং এই করে না ও থেকে এ যে তার জন্য করা বা",
-        "bs": "i u je na se da za od su s ne ili",
-        "ca": "de la i el a en que les els per no amb",
-        "cs": "a v se na je že s z o i do to",
-        "cy": "yn y a i o ar yr ei neu gan wedi ac",
-        "da": "og i at er en det af til på som for den",
-        "de": "der die und in den von zu das mit nicht ist ein",
-        "el": "και το να του η της για με την από που σε",
-        "eo": "la de kaj en al estas por kiu ne ĉiu aŭ kun",
-        "es": "de la que el en y a los se del por con",
-        "et": "ja on et ei või oma see ta kui ning mis tema",
-        "eu": "eta du da ez edo bat ere dira izan hau zuen dute",
-        "fa": "و در به از که این را با است هر یا برای",
-        "fi": "ja on ei että hän tai se oli hänen sekä mutta joka",
-        "fr": "de la le et les des en un du une que est",
-        "ga": "an a agus na ar i le go do is de nó",
-        "gl": "de e a o que en do da un por con os",
-        "gu": "અને છે આ ના તે એ પણ કે માટે પર કરવા તેના",
-        "he": "של את על לא הוא כל או זה כי אם עם גם",
-        "hi": "के और है को का में की से कि या पर अपने",
-        "hr": "i u je na se da za od su s ne ili",
-        "hu": "a az és hogy nem van egy vagy minden is meg ki",
-        "hy": "և է որ ու իր այդ են մեջ կամ համար ունի նա",
-        "id": "dan yang di untuk dengan tidak ini dari dalam atau pada setiap",
-        "is": "og að í á er sem til um við eða hann ekki",
-        "it": "di e la il che in a per un del è una",
-        "ja": "の に は を た が と で も な し て",
-        "ka": "და არ რომ ამ ეს იყო თუ ან უნდა მისი მის ყოველი",
-        "kn": "ಮತ್ತು ಈ ಒಂದು ಅಥವಾ ತನ್ನ ಎಂದು ಅವರ ಯಾವುದೇ ಹಾಗೂ ಆ ಎಲ್ಲ ಎಲ್ಲಾ",
-        "ko": "및 이 그 수 또는 있는 한 모든 위한 것 그의 의하여",
-        "ky": "жана бул менен бир да же үчүн бар ар өз эч болуп",
-        "la": "et in est ad ut non cum de ex aut qui quae",
-        "lb": "an de der an op vun d' mat fir a sech dat",
-        "lt": "ir į kad yra ar su iš jo kaip ne arba turi",
-        "lv": "un ir ar no uz par ka vai kas ne tā bet",
-        "mk": "на и да во за се од со не или е ги",
-        "ml": "ഒരു ഈ എന്ന അല്ലെങ്കിൽ എല്ലാ ആ എന്നാൽ തന്റെ അതിന്റെ എന്നിവ മറ്റ് കൂടി",
-        "mr": "आणि व आहे या किंवा हा की तो आपल्या ते हे त्या",
-        "ms": "dan yang di untuk dengan tidak ini dari dalam atau pada setiap",
-        "ne": "र को छ मा वा यो हरेक गर्न तथा पनि छैन हुने",
-        "nl": "de en van het een in is dat op te met voor",
-        "no": "og i det er til en på som for av at å",
-        "nn": "og i det er til ein på som for av at å",
-        "pl": "i w na z do się nie że o jest to lub",
-        "pt": "de a o que e do da em um para com os",
-        "ro": "de și în a la cu care pe o să din nu",
-        "ru": "и в на не что с по к из или его от",
-        "si": "සහ ඒ මේ හා ද එම හෝ වූ කිසිදු සෑම ඇති සඳහා",
-        "sk": "a v sa na je že s z o i do to",
-        "sl": "in v je na se da za od so z ne ali",
-        "sq": "e të dhe në për që me një nga nuk i ose",
-        "sr": "и у је на се да за од су с не или i u je na se da za od su s ne ili",
-        "sv": "och i att en som det är på av för till den",
-        "sw": "ya na wa kwa ni katika au za kila kuwa la cha",
-        "ta": "ஒரு மற்றும் இந்த என்று அல்லது அந்த தனது எந்த ஒவ்வொரு என்ற எல்லா உள்ள",
-        "te": "ఒక మరియు ఈ లేదా ఆ తన కు లో ప్రతి అన్ని తమ గల",
-        "tl": "ang ng sa na at mga ay o kanyang may hindi kaniyang",
-        "tr": "ve bir bu için ile da de olarak her o veya hiç",
-        "uk": "і в на не що з до та за або від його",
-        "ur": "کے اور ہے کو کا میں کی سے کہ یا پر اپنے",
-        "uz": "va bu bilan har bir uchun ham yoki o'z hech ega bo'lgan",
-        "vi": "và của là có các được cho trong người một không với",
-        "yo": "ni ti àti láti tí ó fún ní tàbí sí náà gbogbo",
-        "zh": "的 是 不 了 在 有 和 这 這 为 為 及 或 之 與 与",
-    }.items()
+_LISTED = """
+en the be to of and that have with
+af die van en in het is nie dat op vir met om
+ar في من على أن إلى عن لا أو التي هذا كل ما
+az və bu bir ilə üçün də da o hər ki olan kimi
+be і ў на не з да што за па яго або для
+bg на и да в за се от с не е по че
+bn এবং এই করে না ও থেকে এ যে তার জন্য করা বা
+bs i u je na se da za od su s ne ili
+ca de la i el a en que les els per no amb
+cs a v se na je že s z o i do to
+cy yn y a i o ar yr ei neu gan wedi ac
+da og i at er en det af til på som for den
+de der die und in den von zu das mit nicht ist ein
+el και το να του η της για με την από που σε
+eo la de kaj en al estas por kiu ne ĉiu aŭ kun
+es de la que el en y a los se del por con
+et ja on et ei või oma see ta kui ning mis tema
+eu eta du da ez edo bat ere dira izan hau zuen dute
+fa و در به از که این را با است هر یا برای
+fi ja on ei että hän tai se oli hänen sekä mutta joka
+fr de la le et les des en un du une que est
+ga an a agus na ar i le go do is de nó
+gl de e a o que en do da un por con os
+gu અને છે આ ના તે એ પણ કે માટે પર કરવા તેના
+he של את על לא הוא כל או זה כי אם עם גם
+hi के और है को का में की से कि या पर अपने
+hr i u je na se da za od su s ne ili
+hu a az és hogy nem van egy vagy minden is meg ki
+hy և է որ ու իր այդ են մեջ կամ համար ունի նա
+id dan yang di untuk dengan tidak ini dari dalam atau pada setiap
+is og að í á er sem til um við eða hann ekki
+it di e la il che in a per un del è una
+ja の に は を た が と で も な し て
+ka და არ რომ ამ ეს იყო თუ ან უნდა მისი მის ყოველი
+kn ಮತ್ತು ಈ ಒಂದು ಅಥವಾ ತನ್ನ ಎಂದು ಅವರ ಯಾವುದೇ ಹಾಗೂ ಆ ಎಲ್ಲ ಎಲ್ಲಾ
+ko 및 이 그 수 또는 있는 한 모든 위한 것 그의 의하여
+ky жана бул менен бир да же үчүн бар ар өз эч болуп
+la et in est ad ut non cum de ex aut qui quae
+lb an de der an op vun d' mat fir a sech dat
+lt ir į kad yra ar su iš jo kaip ne arba turi
+lv un ir ar no uz par ka vai kas ne tā bet
+mk на и да во за се од со не или е ги
+ml ഒരു ഈ എന്ന അല്ലെങ്കിൽ എല്ലാ ആ എന്നാൽ തന്റെ അതിന്റെ എന്നിവ മറ്റ് കൂടി
+mr आणि व आहे या किंवा हा की तो आपल्या ते हे त्या
+ms dan yang di untuk dengan tidak ini dari dalam atau pada setiap
+ne र को छ मा वा यो हरेक गर्न तथा पनि छैन हुने
+nl de en van het een in is dat op te met voor
+no og i det er til en på som for av at å
+nn og i det er til ein på som for av at å
+pl i w na z do się nie że o jest to lub
+pt de a o que e do da em um para com os
+ro de și în a la cu care pe o să din nu
+ru и в на не что с по к из или его от
+si සහ ඒ මේ හා ද එම හෝ වූ කිසිදු සෑම ඇති සඳහා
+sk a v sa na je že s z o i do to
+sl in v je na se da za od so z ne ali
+sq e të dhe në për që me një nga nuk i ose
+sr и у је на се да за од су с не или i u je na se da za od su s ne ili
+sv och i att en som det är på av för till den
+sw ya na wa kwa ni katika au za kila kuwa la cha
+ta ஒரு மற்றும் இந்த என்று அல்லது அந்த தனது எந்த ஒவ்வொரு என்ற எல்லா உள்ள
+te ఒక మరియు ఈ లేదా ఆ తన కు లో ప్రతి అన్ని తమ గల
+tl ang ng sa na at mga ay o kanyang may hindi kaniyang
+tr ve bir bu için ile da de olarak her o veya hiç
+uk і в на не що з до та за або від його
+ur کے اور ہے کو کا میں کی سے کہ یا پر اپنے
+uz va bu bilan har bir uchun ham yoki o'z hech ega bo'lgan
+vi và của là có các được cho trong người một không với
+yo ni ti àti láti tí ó fún ní tàbí sí náà gbogbo
+zh 的 是 不 了 在 有 和 这 這 为 為 及 或 之 與 与
+"""
+STOP_WORDS = {
+    language: tuple(words)
+    for language, *words in map(str.split, _LISTED.strip().splitlines())
 }
 """Language -> its stop words, in lower case."""
 

@@ -6,7 +6,7 @@ of Python has that Unicode property.
 
 Lines and paragraphs are split as by Python's `str.split`, `re.split` and
 `str.splitlines`. A segment is a range of bytes. All kernels take time linear in the
-bytes. `spans.find_segments` finds stripped segments in one pass.
+bytes.
 
 Counting sentences needs no trained model, so that it gives the same result on every
 machine. Lines are those of `str.splitlines()`. A sentence ends at a run of terminal
@@ -241,6 +241,11 @@ def segment_chars(data: Bytes, starts: Positions, ends: Positions) -> np.ndarray
     for segment in range(len(starts)):
         chars[segment] = count_code_points(data, starts[segment], ends[segment])
     return chars
+
+
+def code_points(characters: str) -> np.ndarray:
+    """Return some characters as uint32, for `starts_with`."""
+    return np.array([ord(character) for character in characters], np.uint32)
 
 
 @kernel

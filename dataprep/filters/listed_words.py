@@ -2,17 +2,17 @@
 case, and the user's lists.
 
 Many words are found by the automaton of Aho and Corasick (1975) as a table, over
-lower-case UTF-8 bytes. Each fixed phrase is searched only at its rarest letter, so that
-a text without `k` and `v` takes one pass of table look-ups however many phrases there
-are. A list has one entry per line; long lists are kept as small sets of hashes.
+lower-case UTF-8 bytes, and phrases by Arrow's RE2. A list has one entry per line; long
+lists are kept as small sets of hashes.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.arrays import Column, offsets_of
+from gristmill.core.arrays import Column
 from gristmill.core.files import as_path
 from gristmill.dataprep.text.hashing import hash_texts
 from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
@@ -133,78 +133,28 @@ def count(
     return places, covered
 
 
-RAREST_FIRST = "zqjxkvbpgwyfmculdhrsnioate"
-"""Letters of English by their frequency (Lewand, Cryptological Mathematics, 2000), the
-rarest first.
-"""
+def any_case(phrase: str) -> str:
+    """Pattern (RE2) of an ASCII phrase, its letters in any case.
 
-
-class Phrases(NamedTuple):
-    """Phrases in the form that the kernels read."""
-
-    text: np.ndarray
-    """uint8: all phrases in lower case, back to back."""
-    offsets: np.ndarray
-    """int64 of shape (n + 1,)."""
-    anchors: np.ndarray
-    """int64 of shape (n,): the position of each phrase's anchor within it."""
-    heads: np.ndarray
-    """int64 of shape (256,): the first phrase with this byte as anchor, or -1."""
-    chain: np.ndarray
-    """int64 of shape (n,): the next phrase with the same anchor, or -1."""
-
-
-def prepare_phrases(phrases: Sequence[str]) -> Phrases:
-    """Prepare phrases for `count_phrases`.
-
-    Raises:
-        ValueError: a phrase is not in lower case or has no ASCII letter.
+    `(?i)` would also accept U+017F as `s`, and U+212A as `k`.
     """
-    heads, chain = np.full(256, -1, np.int64), np.full(len(phrases), -1, np.int64)
-    anchors = np.zeros(len(phrases), np.int64)
-    for number, phrase in enumerate(phrases):
-        letters = [letter for letter in RAREST_FIRST if letter in phrase]
-        if phrase != phrase.lower() or not letters:
-            raise ValueError(
-                f"a phrase is lower case and has a letter from a to z, not {phrase!r}"
-            )
-        anchors[number] = phrase.encode().index(letters[0].encode())
-        for byte in (ord(letters[0]), ord(letters[0].upper())):
-            # Both cases of a letter share the chain, so it is linked once.
-            chain[number] = heads[byte] if byte == ord(letters[0]) else chain[number]
-            heads[byte] = number
-    encoded = [phrase.encode() for phrase in phrases]
-    offsets = offsets_of([len(phrase) for phrase in encoded])
-    return Phrases(
-        np.frombuffer(b"".join(encoded), np.uint8), offsets, anchors, heads, chain
+    return "".join(
+        f"[{letter}{letter.upper()}]" if letter.isalpha() else re.escape(letter)
+        for letter in phrase
     )
 
 
-@kernel
-def count_phrases(data: Bytes, begin: int, end: int, phrases: Phrases) -> int:
-    """Return the number of occurrences of any of the phrases in `data[begin:end]`."""
-    count = 0
-    for at in range(begin, end):
-        phrase = phrases.heads[data[at]]
-        while phrase >= 0:
-            first, last = phrases.offsets[phrase], phrases.offsets[phrase + 1]
-            start = at - phrases.anchors[phrase]
-            if start >= begin and start + last - first <= end:
-                step = first
-                while step < last:
-                    byte = data[start + step - first]
-                    if 0x41 <= byte <= 0x5A:
-                        byte |= np.uint8(0x20)
-                    if byte != phrases.text[step]:
-                        break
-                    step += 1
-                count += step == last
-            phrase = phrases.chain[phrase]
-    return count
-
-
-PLACEHOLDER = prepare_phrases(["lorem ipsum"])
+PLACEHOLDER = any_case("lorem ipsum")
 """Beginning of the text that fills a page in the place of a real one."""
+
+
+def count_matches(texts: Column, pattern: str) -> np.ndarray:
+    """Count the matches of a pattern (RE2) in n texts, from the left and not
+    overlapping: int64 of shape (n,); null counts as empty.
+    """
+    counts = pc.count_substring_regex(pc.fill_null(texts, ""), pattern)
+    return counts.to_numpy(zero_copy_only=False).astype(np.int64)
+
 
 ENTRIES_AT_ONCE = 100_000
 COMMENT = "#"

@@ -9,9 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.filters.lines_and_sentences import (
+    EACH_NEWLINE,
+    segment_chars,
+    split_segments,
+)
 from gristmill.dataprep.filters.rule_sets import RuleSet
 from gristmill.dataprep.text.kernels import Bytes, Offsets, kernel, text_buffers
-from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines
 from gristmill.dataprep.thresholds import Columns
 from gristmill.mixtures.steps.rules import MC4
 
@@ -32,13 +36,8 @@ RULE_SET = RuleSet(measure)
 def _count_long_lines(data: Bytes, offsets: Offsets, min_characters: int) -> np.ndarray:
     counts = np.zeros(len(offsets) - 1, np.int64)
     for text in range(len(counts)):
-        line, end = offsets[text], offsets[text + 1]
-        while line <= end:
-            stop = skip_to_newlines(data, line, end, 1)
-            # A line has at most as many code points as bytes.
-            counts[text] += (
-                stop - line >= min_characters
-                and count_code_points(data, line, stop) >= min_characters
-            )
-            line = stop + 1
+        starts, ends = split_segments(
+            data, offsets[text], offsets[text + 1], EACH_NEWLINE
+        )
+        counts[text] = (segment_chars(data, starts, ends) >= min_characters).sum()
     return counts

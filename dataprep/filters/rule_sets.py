@@ -1,7 +1,7 @@
 """Rule sets of the stage `filter`: measuring of their columns.
 
 A rule set has a section of `mixtures.steps.rules.Rules`, whose thresholds bound its
-columns, and a module of its name in this folder, `rules_<name>.py`, which measures
+columns, and a module of its name in this folder, `<name>.py`, which measures
 them. Columns are numbers, and no two sets share a name.
 """
 
@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.core.arrays import Column
 from gristmill.dataprep.conservation import COUNT_EDGES, SHARE_EDGES
 from gristmill.dataprep.langid.language_codes import Languages, parse_label
 from gristmill.dataprep.thresholds import Columns
@@ -112,6 +114,32 @@ def spread(columns: Columns, is_measured: np.ndarray) -> Columns:
         spread_columns[name] = np.full(len(is_measured), np.nan)
         spread_columns[name][is_measured] = values
     return spread_columns
+
+
+def measure_by_kernel(
+    names: Sequence[str],
+    kernel: Callable[..., None],
+    texts: Column,
+    *arguments: Any,
+    fill: float = 0.0,
+) -> dict[str, np.ndarray]:
+    """Measure k statistics of n texts by a kernel.
+
+    Args:
+        names: of the statistics.
+        kernel: function of `kernels.text_buffers`, the arguments, and values of shape
+            (n, k), which it sets.
+        texts: null counts as empty.
+        fill: value of statistics that the kernel does not set; its type is theirs.
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8.
+    """
+    from gristmill.dataprep.text.kernels import text_buffers
+
+    values = np.full((len(texts), len(names)), fill)
+    kernel(*text_buffers(texts), *arguments, values)
+    return dict(zip(names, values.T.copy(), strict=True))
 
 
 def is_english(languages: Languages) -> np.ndarray:

@@ -31,20 +31,14 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.core.arrays import Column
 from gristmill.dataprep.conservation import LENGTH_EDGES
 from gristmill.dataprep.filters.gopher_words import lower_ascii
 from gristmill.dataprep.filters.lines_and_sentences import (
     count_sentences,
     text_classes,
 )
-from gristmill.dataprep.filters.listed_words import (
-    PLACEHOLDER,
-    Phrases,
-    count_phrases,
-)
-from gristmill.dataprep.filters.rule_sets import RuleSet, is_english
-from gristmill.dataprep.langid.language_codes import Languages
+from gristmill.dataprep.filters.listed_words import PLACEHOLDER, count_matches
+from gristmill.dataprep.filters.rule_sets import RuleSet, is_english, measure_by_kernel
 from gristmill.dataprep.text.hashing import first_bytes
 from gristmill.dataprep.text.kernels import Bytes, Flags, Offsets, kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines
@@ -61,7 +55,6 @@ from gristmill.dataprep.words.word_breaks import segmented_words
 from gristmill.mixtures.steps.rules import RunningText
 
 RUNNING_TEXT_STATISTICS = (
-    "placeholder_phrases",
     "lettered_word_ratio",
     "eflaw",
     "function_word_ratio",
@@ -116,43 +109,27 @@ _DETERMINERS, _NEVER_NEXT, _FUNCTION_WORDS = (
 """Words as keys of `first_bytes`, sorted."""
 
 
-def running_text_statistics(texts: Column, languages: Languages) -> Columns:
-    """Measure RUNNING_TEXT_STATISTICS of every text.
-
-    Args:
-        texts: n strings; null counts as empty.
-        languages: one code per text, None if unknown.
-
-    Returns:
-        statistic -> float64 of shape (n,).
-
-    Raises:
-        pa.ArrowInvalid: a text is not UTF-8.
+def measure(rows: pa.Table, section: RunningText) -> Columns:
+    """Measure RUNNING_TEXT_STATISTICS and `placeholder_phrases` of n rows: float64 of
+    shape (n,).
     """
-    data, offsets = text_buffers(texts)
-    number = len(offsets) - 1
+    data, offsets = text_buffers(rows["text"])
     flags = code_point_flags()
-    words = segmented_words(data, offsets, flags, np.arange(number))
-    values = np.full((number, len(RUNNING_TEXT_STATISTICS)), np.nan)
-    _measure_texts(
-        data,
-        offsets,
+    columns = measure_by_kernel(
+        RUNNING_TEXT_STATISTICS,
+        _measure_texts,
+        rows["text"],
         flags,
-        words,
-        is_english(languages),
+        segmented_words(data, offsets, flags, np.arange(len(rows))),
+        is_english(rows["language"].to_pylist()),
         text_classes(),
-        PLACEHOLDER,
         _DETERMINERS,
         _NEVER_NEXT,
         _FUNCTION_WORDS,
-        values,
+        fill=np.nan,
     )
-    return dict(zip(RUNNING_TEXT_STATISTICS, values.T.copy(), strict=True))
-
-
-def measure(rows: pa.Table, section: RunningText) -> Columns:
-    """Measure RUNNING_TEXT_STATISTICS of n rows."""
-    return running_text_statistics(rows["text"], rows["language"].to_pylist())
+    placeholders = count_matches(rows["text"], PLACEHOLDER).astype(np.float64)
+    return {"placeholder_phrases": placeholders, **columns}
 
 
 RULE_SET = RuleSet(measure, ("language",), {"eflaw": LENGTH_EDGES})
@@ -166,7 +143,6 @@ def _measure_texts(
     words: Words,
     english: np.ndarray,
     classes: Flags,
-    placeholder: Phrases,
     determiners: np.ndarray,
     never_next: np.ndarray,
     function_words: np.ndarray,
@@ -174,8 +150,7 @@ def _measure_texts(
 ) -> None:
     for text in range(len(offsets) - 1):
         begin, end, row = offsets[text], offsets[text + 1], values[text]
-        row[0] = count_phrases(data, begin, end, placeholder)
-        row[1] = _lettered_share(data, begin, end, flags)
+        row[0] = _lettered_share(data, begin, end, flags)
         first, last = words.offsets[text], words.offsets[text + 1]
         if not english[text] or first == last:
             continue
@@ -199,10 +174,10 @@ def _measure_texts(
             )
             after_determiner = joined and _is_listed(key, determiners)
         number = last - first
-        row[2] = (number + mini) / max(count_sentences(data, begin, end, classes), 1)
-        row[3] = functions / number
+        row[1] = (number + mini) / max(count_sentences(data, begin, end, classes), 1)
+        row[2] = functions / number
         if followed >= LEAST_DETERMINERS:
-            row[4] = stray / followed
+            row[3] = stray / followed
 
 
 @kernel

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.text.hashing import load64
+from gristmill.dataprep.text.hashing import equal_bytes, load64
 from gristmill.dataprep.text.kernels import Bytes, inner_kernel
 
 HIGH_BITS = np.uint64(0x8080808080808080)
@@ -86,3 +86,17 @@ def find_byte(data: Bytes, begin: int, end: int, byte: int) -> int:
     while pos < stop and data[pos] != byte:
         pos += np.uint64(1)
     return int(np.int64(pos))
+
+
+@inner_kernel
+def count_pattern(data: Bytes, begin: int, end: int, pattern: np.ndarray) -> int:
+    """Number of occurrences of some bytes in a range, from the left and not
+    overlapping.
+    """
+    count = 0
+    at = find_byte(data, begin, end, pattern[0])
+    while at + len(pattern) <= end:
+        is_match = equal_bytes(data, at, pattern, 0, len(pattern))
+        count += is_match
+        at = find_byte(data, at + (len(pattern) if is_match else 1), end, pattern[0])
+    return count

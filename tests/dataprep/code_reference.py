@@ -33,7 +33,7 @@ INVISIBLE = (
 
 
 def code(text: str, name: str) -> dict[str, float | None]:
-    """`code.code_statistics` of one text; None where a statistic does not
+    """`code.measure` of one text; None where a statistic does not
     apply.
     """
     extension = name.rpartition(".")[2] if "." in name else ""
@@ -54,7 +54,7 @@ def code(text: str, name: str) -> dict[str, float | None]:
         return value if where else None
 
     return {
-        "generated_markers": sum(head.count(marker) for marker in GENERATED),
+        "generated_markers": sum(head.count(marker.decode()) for marker in GENERATED),
         "minified": int(minified),
         "xml_header": only(
             extension not in XML, int("<?xml version=" in ascii_lower(text[:100]))

@@ -84,7 +84,7 @@ def ascii_lower(text: str) -> str:
 
 
 def fineweb(text: str, short_line_characters: int = 30) -> dict[str, float]:
-    """`fineweb.fineweb_statistics` of one text."""
+    """`fineweb.measure` of one text."""
     lines = [line for line in text.split("\n") if line.strip()]
     repeated = [line for row, line in enumerate(lines) if line in lines[:row]]
     return {
@@ -103,7 +103,7 @@ def fineweb(text: str, short_line_characters: int = 30) -> dict[str, float]:
 
 
 def c4(text: str) -> dict[str, int]:
-    """`c4.c4_statistics` of one text."""
+    """`c4.measure` of one text."""
     return {
         "document_characters": len(text),
         "sentences": sentences(text),
@@ -122,7 +122,7 @@ def mc4(text: str, paragraph_characters: int = 200) -> dict[str, int]:
 
 
 def curator(text: str) -> dict[str, float]:
-    """`curator.curator_statistics` of one text."""
+    """`curator.measure` of one text."""
     urls = re.findall(r"https?://(?:[a-zA-Z0-9$\-_@.&+!*(),]|%[0-9a-fA-F]{2})+", text)
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     paragraphs = ascii_lower(text).split("\n\n")

@@ -17,11 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filters.code import (
-    code_statistics,
-    extension,
-    file_name,
-)
+from gristmill.dataprep.filters.code import extension, file_name
 from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import Rules
@@ -118,7 +114,8 @@ def words(piece: str, characters: int) -> str:
 
 
 def measured(name: str, text: str) -> dict[str, float | None]:
-    columns = code_statistics(pa.array([text], pa.large_string()), [name])
+    rows = pa.table({"text": pa.array([text], pa.large_string()), "locator": [name]})
+    columns = measure(rows, Rules.model_validate({"code": {}}))
     return {
         statistic: code_reference.null(values[0].item())
         for statistic, values in columns.items()

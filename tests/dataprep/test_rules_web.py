@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filters.listed_words import prepare_phrases
 from gristmill.dataprep.filters.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.steps.rules import Rules
@@ -281,10 +280,3 @@ def test_alias_sets_the_constants_of_one_source() -> None:
     assert values(
         {"c4": {"constants": "paper", "min_sentences": 4}, "fineweb": {}}
     ) == (4, 0.1)
-
-
-def test_unmatchable_phrase_is_rejected() -> None:
-    with pytest.raises(ValueError, match="lower"):
-        prepare_phrases(["Lorem ipsum"])
-    with pytest.raises(ValueError, match="'123'"):
-        prepare_phrases(["123"])

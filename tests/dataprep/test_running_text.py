@@ -18,10 +18,10 @@ from gristmill.dataprep.filters.running_text import (
     FUNCTION_WORDS,
     LEAST_DETERMINERS,
     NEVER_NEXT,
-    running_text_statistics,
+    measure,
 )
 from gristmill.flows.authoring.new_manifest import PROSE_RULES
-from gristmill.mixtures.steps.rules import Rules, expand
+from gristmill.mixtures.steps.rules import Rules, RunningText, expand
 from tests.dataprep import rules_reference, word_cuts_reference
 
 PIECES = [
@@ -46,8 +46,14 @@ PIECES = [
 
 
 def measured(texts: list[str], language: str | None = "en") -> list[dict[str, float]]:
-    columns = running_text_statistics(
-        pa.array(texts, pa.large_string()), [language] * len(texts)
+    columns = measure(
+        pa.table(
+            {
+                "text": pa.array(texts, pa.large_string()),
+                "language": pa.array([language] * len(texts), pa.string()),
+            }
+        ),
+        RunningText(),
     )
     return [
         {name: values[row].item() for name, values in columns.items()}
