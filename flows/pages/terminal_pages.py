@@ -81,11 +81,11 @@ def _print(console: Console, part: Part) -> None:
     match part:
         case Note(text, tone):
             line = styled(text)
-            has_code = "`" in line.plain
-            # Commands stay whole and lose their marks, so that they can be copied.
-            if line.plain.endswith("`"):
+            # A command at the end stays whole and loses its marks, to be copied.
+            is_command = line.plain.endswith("`")
+            if is_command:
                 line = TerminalText().join(line.split("`"))
-            console.print(line, style=TONES[tone], soft_wrap=has_code)
+            console.print(line, style=TONES[tone], soft_wrap=is_command)
         case Heading(text):
             section(console, styled(text))
         case Table():
@@ -96,7 +96,9 @@ def _print(console: Console, part: Part) -> None:
             console.print(styled(spans), soft_wrap=True)
         case Links(links, label) if links:
             console.print(" ".join(map(inline_text, [label, *links])), style="dim")
-        case Listing(_, entries):
+        case Listing(title, entries):
+            if title and entries:
+                console.print(styled(title), style="dim")
             for entry in entries:
                 console.print(styled(entry.title), soft_wrap=True)
                 for inline, style in ((entry.note, "dim"), (entry.text, "")):

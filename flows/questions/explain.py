@@ -323,9 +323,7 @@ class Explanation:
             )
         for relation, ids in (("parents", self.parents), ("children", self.children)):
             rows += [(relation, join_first(ids))] if ids else []
-        outcome: Inline = Span(KEPT, "kept")
-        if not self.kept:
-            outcome = [Span("not kept", "dropped"), f" {self.outcome}"]
+        outcome = Span(self.outcome, "kept" if self.kept else "dropped")
         sections = {
             "What each step said": [each.parts(links(each)) for each in self.stages],
             "What training makes of it": self.mix and self.mix.parts(source),

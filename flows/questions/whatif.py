@@ -190,9 +190,8 @@ def _cut_parts(cut: ChangedCut) -> list[Parts]:
     return [
         Heading(f"{cut.key} {flow_text(cut.now)} -> {flow_text(cut.then)}"),
         [
-            [Note(title), Listing(title, [sample.entry() for sample in documents])]
+            Listing(title, [sample.entry() for sample in documents])
             for title, documents in samples.items()
-            if documents
         ],
     ]
 

@@ -20,7 +20,7 @@ from typer.testing import Result
 
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.readers.sources import SourceError
-from gristmill.flows.authoring.look_at_data import id_field, look_at, text_field
+from gristmill.flows.authoring.look_at_data import Look, id_field, look_at, text_field
 from gristmill.flows.authoring.new_manifest import (
     MODELS,
     Wishes,
@@ -37,14 +37,7 @@ from tests.commands import call
 from tests.dataprep.binary_documents import make_pdf
 from tests.train.jsonl import write_jsonl
 
-MODEL = (
-    Path(__file__).resolve().parents[3]
-    / "shared"
-    / "data"
-    / "langid"
-    / "lid176"
-    / "lid.176.ftz"
-)
+MODEL = Path(__file__).resolve().parents[3] / "shared/data/langid/lid176/lid.176.ftz"
 PROSE = "The river ran past the old mill and turned its wheel all day long. " * 20
 
 
@@ -74,6 +67,11 @@ def data(tmp_path: Path) -> Path:
 
 def run_new(*arguments: str) -> Result:
     return call("new", *arguments, code=None)
+
+
+def written(look: Look, **wishes: Any) -> str:
+    """The text of a manifest with one source."""
+    return write_manifest(Wishes("a", **wishes), {"a": look}, "a.yaml")
 
 
 def test_manifest_is_written_for_three_kinds_of_data(
@@ -135,12 +133,10 @@ def test_manifest_is_written_for_three_kinds_of_data(
     assert (model.tied_embeddings, model.init) == (False, "llama")
 
 
-def test_mixture_tokens_include_all_allowed_epochs(data: Path, tmp_path: Path) -> None:
+def test_mixture_tokens_include_all_allowed_epochs(data: Path) -> None:
     """Four epochs of 20 % of the text, at four bytes per token."""
     look = replace(look_at("a", str(data / "books.parquet")), text_bytes=10_000_000)
-    manifest = parse_manifest(
-        write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")), "a.yaml"
-    )
+    manifest = parse_manifest(written(look), "a.yaml")
     assert manifest.mix is not None
     assert manifest.sources["a"].max_epochs == 4
     assert manifest.mix.tokens == pytest.approx(10_000_000 / 4 * 0.2 * 4, rel=0.01)
@@ -268,32 +264,30 @@ def test_every_source_of_programs_gets_the_rules_for_its_paths(tmp_path: Path) -
         "files": {"content": PROGRAM, "path": "c.go"},
         "web": {"content": "A page of prose. " * 30},
     }
-    for name, row in rows.items():
-        (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 5)
-    looks = {name: look_at(name, str(tmp_path / f"{name}.jsonl")) for name in rows}
+    looks = {
+        name: look_at(name, write_jsonl(tmp_path / f"{name}.jsonl", [row] * 5))
+        for name, row in rows.items()
+    }
     text = write_manifest(
         Wishes("mine", ["en"], train=False), looks, str(tmp_path / "m.yaml")
     )
     steps = parse_manifest(text, str(tmp_path / "m.yaml")).steps.values()
-    filters = [step.config for step in steps if isinstance(step.config, Filter)]
-    paths = {
-        step.sources: step.rules.code.path_field
-        for step in filters
-        if step.rules.code is not None
+    code = {
+        step.config.sources: step.config.rules.code
+        for step in steps
+        if isinstance(step.config, Filter)
     }
-    assert paths == {("stack",): "max_stars_repo_path", ("files",): "path"}
-    assert [
-        step.sources for step in filters if step.rules.gopher_quality is not None
-    ] == [("web",)]
+    assert {sources: rules and rules.path_field for sources, rules in code.items()} == {
+        ("stack",): "max_stars_repo_path",
+        ("files",): "path",
+        ("web",): None,
+    }
 
 
 def test_rows_without_text_are_rejected_with_their_fields(tmp_path: Path) -> None:
     (tmp_path / "numbers.jsonl").write_text('{"x": 1, "y": 2}\n')
     with pytest.raises(SourceError, match="holds text; its fields are x, y"):
         look_at("numbers", str(tmp_path / "numbers.jsonl"))
-    (tmp_path / "binary").write_bytes(b"\x00\xff" * 50)
-    with pytest.raises(SourceError, match="cannot tell the format"):
-        look_at("binary", str(tmp_path / "binary"))
 
 
 @pytest.mark.parametrize(
@@ -339,9 +333,7 @@ def test_rows_without_the_text_field_get_a_remark_and_a_damaged_file_is_passed_o
     assert "1 of 6 rows" in remark
     assert "a.jsonl" in remark
     assert "b.jsonl" not in remark
-    assert f"# {look.remarks[0]}" in write_manifest(
-        Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")
-    )
+    assert f"# {look.remarks[0]}" in written(look)
 
 
 def save_tokenizer(path: Path, *special: str) -> None:
@@ -360,27 +352,18 @@ def save_tokenizer(path: Path, *special: str) -> None:
 def test_existing_tokenizer_is_used(
     special: str, end_of_text: str | None, data: Path, tmp_path: Path
 ) -> None:
-    save_tokenizer(tmp_path / "given.json", special)
-    target, source = tmp_path / "a.yaml", f"a={data}/books.parquet"
-    result = run_new(
-        str(target), "--source", source, "--tokenizer", str(tmp_path / "given.json")
-    )
-    assert result.exit_code == 0, result.output
-    manifest = load_manifest(target)
-    assert manifest.tokenizer is not None
-    assert Path(manifest.tokenizer.path or "") == tmp_path / "given.json"
-    assert manifest.tokenizer.end_of_text == end_of_text
-    assert manifest.pretrain is not None
-    without_training = run_new(
-        str(tmp_path / "b.yaml"),
-        "--source",
-        source,
-        "--tokenizer",
-        str(tmp_path / "given.json"),
-        "--no-train",
-    )
-    assert without_training.exit_code == 0, without_training.output
-    assert load_manifest(tmp_path / "b.yaml").tokenizer == manifest.tokenizer
+    given = tmp_path / "given.json"
+    save_tokenizer(given, special)
+    options = (f"--source=a={data}/books.parquet", f"--tokenizer={given}")
+    for name, more in (("a.yaml", ()), ("b.yaml", ("--no-train",))):
+        target = tmp_path / name
+        result = run_new(str(target), *options, *more)
+        assert result.exit_code == 0, result.output
+        manifest = load_manifest(target)
+        assert (manifest.pretrain is None) == bool(more)
+        assert manifest.tokenizer is not None
+        assert manifest.tokenizer.path == str(given)
+        assert manifest.tokenizer.end_of_text == end_of_text
 
 
 @pytest.mark.slow
@@ -389,8 +372,7 @@ def test_invalid_tokenizer_is_rejected(data: Path, tmp_path: Path) -> None:
     result = run_new(
         str(tmp_path / "a.yaml"),
         f"--source=a={data}/books.parquet",
-        "--tokenizer",
-        str(tmp_path / "given.json"),
+        f"--tokenizer={tmp_path}/given.json",
     )
     assert result.exit_code == 2
     assert "given.json" in result.output
@@ -401,7 +383,6 @@ PAGE = (
     "<div><h1>Rhine</h1><p>{}</p><p>It ends in the <a href='/sea'>North Sea</a>, "
     "as everybody knows.</p></div>"
 )
-PARAGRAPH = "The river ran past the old mill and turned its wheel all day. " * 20
 
 
 @pytest.mark.slow
@@ -411,22 +392,18 @@ PARAGRAPH = "The river ran past the old mill and turned its wheel all day. " * 2
 )
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_html_column_is_extracted(page: str, as_bytes: bool, tmp_path: Path) -> None:
-    pages = [page.replace("{}", f"{number} {PARAGRAPH}") for number in range(5)]
-    column = (
-        pa.array([text.encode() for text in pages]) if as_bytes else pa.array(pages)
-    )
+    pages = [page.replace("{}", f"{number} {PROSE}") for number in range(5)]
+    column = pa.array(pages).cast(pa.binary() if as_bytes else pa.string())
     pq.write_table(
         pa.table({"id": list(range(5)), "content": column}), tmp_path / "pages.parquet"
     )
     look = look_at("pages", str(tmp_path / "pages.parquet"))
     assert (look.text_field, look.extract) == ("content", True)
-    assert "extract: resiliparse" in write_manifest(
-        Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")
-    )
+    assert "extract: resiliparse" in written(look)
 
 
 def test_prose_with_a_few_tags_or_signs_is_not_html() -> None:
-    assert not is_html(f"Use <b>bold</b> words, a < b > c. {PARAGRAPH}")
+    assert not is_html(f"Use <b>bold</b> words, a < b > c. {PROSE}")
     assert not is_html("x <a> y")
 
 
@@ -439,32 +416,28 @@ def test_binary_format_error_names_a_reader(name: str, tmp_path: Path) -> None:
 
 def test_pdf_and_docling_files_are_recognised(tmp_path: Path) -> None:
     for name in ("a.pdf", "paper"):
-        (tmp_path / name).write_bytes(make_pdf([textwrap.wrap(PARAGRAPH, 80)]))
+        (tmp_path / name).write_bytes(make_pdf([textwrap.wrap(PROSE, 80)]))
     look = look_at("a", str(tmp_path / "a.pdf"))
     assert look.format == "auto"
-    assert look.text_bytes == pytest.approx(len(PARAGRAPH), rel=0.1)
+    assert look.text_bytes == pytest.approx(len(PROSE), rel=0.1)
     assert look_at("a", str(tmp_path / "paper")).format == "pdf"
     (tmp_path / "b.json").write_text('{"schema_name": "DoclingDocument", "pages": {}}')
     look = look_at("a", str(tmp_path / "b.json"))
     assert look.format == "docling"
-    assert "format: docling" in write_manifest(
-        Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")
-    )
+    assert "format: docling" in written(look)
 
 
 def test_output_of_olmocr_is_recognised(tmp_path: Path) -> None:
     rows = [
         {
             "id": str(number),
-            "text": PARAGRAPH,
+            "text": PROSE,
             "metadata": {"Source-File": f"{number}.pdf", "pdf-total-pages": 1},
-            "attributes": {"pdf_page_numbers": [[0, len(PARAGRAPH), 1]]},
+            "attributes": {"pdf_page_numbers": [[0, len(PROSE), 1]]},
         }
         for number in range(3)
     ]
-    path = tmp_path / "output.jsonl"
-    write_jsonl(path, rows)
-    look = look_at("a", str(path))
+    look = look_at("a", write_jsonl(tmp_path / "output.jsonl", rows))
     assert look.id_field == "metadata.Source-File"
     assert "attributes.pdf_page_numbers" in look.metadata_fields
 
@@ -472,27 +445,28 @@ def test_output_of_olmocr_is_recognised(tmp_path: Path) -> None:
 def test_binary_files_are_detected_by_content_and_ignored_files_are_named(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "book").write_bytes(b"{\\rtf1")
-    with pytest.raises(SourceError, match="cannot tell the format"):
-        look_at("a", str(tmp_path / "book"))
+    for content in (b"\x00\xff" * 50, b"{\\rtf1"):
+        (tmp_path / "book").write_bytes(content)
+        with pytest.raises(SourceError, match="cannot tell the format"):
+            look_at("a", str(tmp_path / "book"))
     (tmp_path / "book").rename(tmp_path / "book.rtf")
-    (tmp_path / "a.txt").write_text(PARAGRAPH)
+    (tmp_path / "a.txt").write_text(PROSE)
     assert [
         remark for remark in look_at("a", str(tmp_path)).remarks if "striprtf" in remark
     ]
 
 
 def test_json_array_is_inspected(tmp_path: Path) -> None:
-    rows = [{"id": number, "body": f"{number} {PARAGRAPH}"} for number in range(9)]
+    rows = [{"id": number, "body": f"{number} {PROSE}"} for number in range(9)]
     for name in ("rows.json", "rows"):
         (tmp_path / name).write_text(json.dumps(rows, indent=1))
         look = look_at("a", str(tmp_path / name))
         assert (look.text_field, look.id_field) == ("body", "id")
-        assert look.text_bytes == pytest.approx(9 * len(PARAGRAPH), rel=0.1)
+        assert look.text_bytes == pytest.approx(9 * len(PROSE), rel=0.1)
 
 
-def test_invalid_names_sizes_and_options_are_rejected(
-    data: Path, tmp_path: Path
+def test_sources_are_named_by_their_paths_and_invalid_names_rejected(
+    data: Path,
 ) -> None:
     assert source_name("s3://bucket/Common Crawl/2024/*.warc.gz", []) == "2024"
     assert [
@@ -500,9 +474,7 @@ def test_invalid_names_sizes_and_options_are_rejected(
     ] == ["web", "web-2"]
     with pytest.raises(ManifestError, match="name"):
         write_manifest(
-            Wishes("not a name"),
-            {"a": look_at("a", str(data / "code"))},
-            str(tmp_path / "a.yaml"),
+            Wishes("not a name"), {"a": look_at("a", str(data / "code"))}, "a.yaml"
         )
 
 
@@ -512,24 +484,17 @@ def test_invalid_names_sizes_and_options_are_rejected(
     [20_000, 2_400_000, 27_500_000, 27_548_160, 300_000_000, 2_300_000_000, 10**12],
 )
 def test_largest_preset_with_enough_tokens_per_parameter_is_chosen(
-    tokens: int, data: Path, tmp_path: Path
+    tokens: int, data: Path
 ) -> None:
-    text = write_manifest(
-        Wishes("a", tokens=tokens),
-        {"a": look_at("a", str(data / "books.parquet"))},
-        str(tmp_path / "a.yaml"),
-    )
-    (tmp_path / "a.yaml").write_text(text)
-    manifest = load_manifest(tmp_path / "a.yaml")
+    text = written(look_at("a", str(data / "books.parquet")), tokens=tokens)
+    manifest = parse_manifest(text, "a.yaml")
     assert manifest.mix is not None
     assert manifest.pretrain is not None
 
-    def tokens_per_parameter(preset: str, vocabulary: int) -> float:
-        shape = shape_of(Model(preset=preset), vocabulary, manifest.mix.sequence_length)
-        return manifest.mix.tokens / shape.parameters
-
+    mix = manifest.mix
     sizes = {
-        preset: tokens_per_parameter(preset, vocabulary)
+        preset: mix.tokens
+        / shape_of(Model(preset=preset), vocabulary, mix.sequence_length).parameters
         for preset, vocabulary, *_ in MODELS
     }
     largest = [preset for preset, ratio in sizes.items() if ratio >= 20]
