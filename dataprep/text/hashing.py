@@ -71,7 +71,7 @@ def splitmix64(value: np.uint64) -> np.uint64:
 
 def _pointer_to_64(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    place = builder.gep(array.data, [arguments[1]])
+    place = builder.gep(array.data, [arguments[1]], inbounds=True)
     return builder.bitcast(place, ir.IntType(64).as_pointer())
 
 
