@@ -323,7 +323,7 @@ def test_exception_in_a_callback_ends_both_ranks_with_its_message(
             "state_dict(self): return {1, 2}\n"
             "    def load_state_dict(self, s): ...",
             {},
-            r"stop.state_dict returned is not JSON: Object of type set",
+            r"stop returned a state_dict that is not JSON: Object of type set",
         ),
     ],
 )
