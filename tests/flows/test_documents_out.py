@@ -284,8 +284,8 @@ def test_export_selects_columns_and_rows(project: Path, tmp_path: Path) -> None:
             "a sub-query is not allowed",
         ),
         (
-            ["--columns=id,langauge"],
-            "--columns: there is no column 'langauge', did you mean 'language'?",
+            ["--columns=id,filter_wrods"],
+            "--columns: there is no column 'filter_wrods', did you mean 'filter_words'?",
         ),
         (["--columns=id,id"], "--columns: 'id' is given twice"),
         (["--shard-size=big"], "Invalid value for '--shard-size'"),
