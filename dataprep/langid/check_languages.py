@@ -8,7 +8,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from gristmill.dataprep.fasttext.fasttext_models import is_other_model
-from gristmill.dataprep.langid.language_codes import EVERY_OTHER, LID_176, parse_label
+from gristmill.dataprep.langid.language_codes import (
+    EVERY_OTHER,
+    LID_176,
+    parse_label,
+    short_code,
+)
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.yaml_text import join_first
 
@@ -69,10 +74,14 @@ def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
     }
     if code in codes or code == EVERY_OTHER:
         return None
+    from babel import Locale
+
     first = code.partition("_")[0]
+    english_names = Locale("en").languages.items()
     candidates = [
         first,
-        parse_label(f"{first}_Latn").code,
+        short_code(first),
+        *(short_code(named) for named, name in english_names if name.lower() == code),
         *difflib.get_close_matches(code, sorted(codes), 3, 0.5),
     ]
     hint = ", ".join(dict.fromkeys(repr(name) for name in candidates if name in codes))

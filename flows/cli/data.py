@@ -91,7 +91,7 @@ def new(
     """Write a manifest for your data, with the formats, fields, weights and sizes found
     by looking at the files.
     """
-    from gristmill.dataprep.readers.sources import SourceError
+    from gristmill.dataprep.readers.sources import SourceError, outside_files
     from gristmill.flows.authoring.look_at_data import look_at
     from gristmill.flows.authoring.new_manifest import (
         Wishes,
@@ -100,6 +100,8 @@ def new(
         write_manifest,
     )
     from gristmill.flows.running.session import program
+    from gristmill.flows.stages.langid import unknown_languages
+    from gristmill.mixtures.steps.langid import LanguageId
 
     if not source:
         fail("nothing was written; give the data: gristmill new --source PATH")
@@ -117,6 +119,12 @@ def new(
                 f"source {label!r} is given twice; rename one of them: NAME=PATH"
             )
         paths[label] = path
+    if language_model is not None:
+        language_model = anchored(language_model)
+        outside_files("--language-model", language_model)
+    langid = LanguageId(keep=tuple(language or "*"), model=language_model)
+    for _, problem in unknown_languages(langid, ()):
+        fail(f"nothing was written; --language: {problem}")
     name = name or next(iter(paths))
     target = new_file(file or Path(f"{name}.yaml"))
     sources = {}
@@ -134,7 +142,7 @@ def new(
         language or [],
         tokens,
         train,
-        language_model and anchored(language_model),
+        language_model,
         vocabulary,
     )
     text = write_manifest(wishes, sources, str(target))

@@ -219,6 +219,16 @@ def test_existing_file_is_never_overwritten_and_errors_name_the_fix(
         f"--source=a={data}/code",
     )
     assert "given twice; rename one of them" in duplicate_source.output
+    for option, fix in (
+        ("--language=english", "'en'"),
+        ("--language=German", "'de'"),
+        ("--language-model=nowhere.bin", "nowhere.bin"),
+    ):
+        wrong = run_new(
+            str(tmp_path / "a.yaml"), f"--source={data}/books.parquet", option
+        )
+        assert wrong.exit_code == 2
+        assert fix in wrong.output
     assert not (tmp_path / "a.yaml").exists()
 
 
