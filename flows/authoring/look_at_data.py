@@ -275,9 +275,9 @@ def _look_at_files(
     rows = [row for sample in samples.values() for row in sample]
     if not rows:
         damage = [
-            f": {file.name}: {error}"
+            f": {file.name}: {str(error).rstrip('.')}"
             for file in chosen
-            if (error := _beginning(file)[1]) is not None
+            if (error := _damage(file)) is not None
         ]
         raise SourceError(
             f"source {name!r}: no row of {path} can be read as "
@@ -448,6 +448,14 @@ def _parsed(line: str) -> object:
         return value
     except ValueError:
         return None
+
+
+def _damage(file: SourceFile) -> Exception | None:
+    """Return the first error of a file of rows that has no readable row."""
+    if file.format not in ("parquet", "arrow"):
+        return _beginning(file)[1]
+    rows = table_rows(as_path(file.location), file.format)
+    return next((row for _, row in rows if isinstance(row, ValueError)), None)
 
 
 def _beginning(file: SourceFile) -> tuple[bytes, Exception | None]:

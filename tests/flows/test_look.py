@@ -283,6 +283,11 @@ def test_unreadable_record_is_reported_with_its_file(data: Path) -> None:
     assert "can be read as jsonl: cut.jsonl.gz: .gz data" in " ".join(
         outcome.output.split()
     )
+    table = data / "tables" / "cut.parquet"
+    table.parent.mkdir()
+    table.write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(SourceError, match=r"cut\.parquet: .*footer"):
+        look_at("tables", str(table.parent))
 
 
 @pytest.mark.slow
