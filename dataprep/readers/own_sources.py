@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from gristmill.core.arrays import admit_pandas
 from gristmill.core.files import as_path
@@ -344,7 +344,7 @@ class _Listing:
                 and isinstance(entry.get("name", ""), str)
                 and set(entry) <= ListedEntry.__optional_keys__
             ):
-                yield ListedEntry(**entry)
+                yield cast(ListedEntry, dict(entry))
             else:
                 raise OwnCodeError(
                     f"{self._own.use.place}: entry {number} of {self._own.use.name} is "

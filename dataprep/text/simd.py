@@ -47,7 +47,9 @@ def _within(builder: Any, values: Any, first: int, last: int) -> Any:
     )
 
 
-def _of_number(generate: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
+def _of_number(
+    generate: Callable[[Any, Any], Any],
+) -> Callable[[int | np.uint64], np.uint64]:
     """Intrinsic from one 64-bit number to another, or to a mask, by instructions of
     LLVM.
     """
@@ -62,7 +64,7 @@ def _of_number(generate: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64
     return operation  # type: ignore[no-any-return]
 
 
-def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
+def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int | np.uint64], np.uint64]:
     """Intrinsic that applies a mask function to the 64 bytes at an address."""
     return _of_number(lambda builder, address: find(builder, _load(builder, address)))
 
