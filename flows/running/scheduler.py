@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.stages.plan import Plan
 from gristmill.mixtures.schema.engine import Engine
 
@@ -119,7 +120,7 @@ def run_jobs(
     stop: Callable[[], None],
 ) -> None:
     """Run all jobs. After a failure no job is started, and running ones finish before
-    its error is raised.
+    its error is raised; errors of several stages become one with all messages.
 
     Args:
         jobs: in order, without cycles.
@@ -132,7 +133,7 @@ def run_jobs(
     running: dict[str, tuple[Job, int]] = {}
     ended: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     noted: set[str] = set()
-    failure: BaseException | None = None
+    failures: list[Exception] = []
 
     def note_end(name: str, future: Any) -> None:
         noted.add(name)
@@ -153,8 +154,8 @@ def run_jobs(
                 future.result()
                 done.append(name)
             except Exception as error:  # noqa: BLE001 - it is raised when the running jobs are done
-                failure = failure or error
-            if failure is None:
+                failures.append(error)
+            if not failures:
                 start_ready_jobs()
     except BaseException:
         stop()
@@ -164,5 +165,8 @@ def run_jobs(
         while running.keys() - noted:
             ended.get()
         raise
-    if failure is not None:
-        raise failure
+    messages = [str(error) for error in failures if isinstance(error, StageFailedError)]
+    if len(messages) > 1 and len(messages) == len(failures):
+        raise StageFailedError("\n".join(messages)) from failures[0]
+    if failures:
+        raise failures[0]

@@ -147,19 +147,27 @@ def test_every_job_runs_once_after_its_dependencies_within_the_workers(
     assert sorted(done_names) == sorted(by_name)
 
 
-def test_after_a_failure_running_jobs_finish_and_no_other_starts() -> None:
+@pytest.mark.parametrize("both_fail", [False, True])
+def test_after_a_failure_running_jobs_finish_and_no_other_starts(
+    both_fail: bool,
+) -> None:
     futures: dict[str, Future[str]] = {}
 
     def start(name: str, workers: int) -> Future[str]:
         futures[name] = Future()
         if len(futures) == 2:
             futures["bad"].set_exception(StageFailedError("bad: no"))
-            futures["good"].set_result("made")
+            if both_fail:
+                futures["good"].set_exception(StageFailedError("good: neither"))
+            else:
+                futures["good"].set_result("made")
         return futures[name]
 
     jobs = [job("bad"), job("good"), job("behind", "bad"), job("other", "good")]
-    with pytest.raises(StageFailedError, match="bad: no"):
+    with pytest.raises(StageFailedError) as error:
         run_jobs(jobs, 2, start, lambda: None)
+    assert ("good: neither" in str(error.value)) == both_fail
+    assert "bad: no" in str(error.value)
     assert sorted(futures) == ["bad", "good"]
 
 
