@@ -52,6 +52,8 @@ EXIT_CODES = {"completed": 0, "failed": 1, "interrupted": 130}
 """State of a run -> exit code of its command."""
 Record = Mapping[str, Any]
 """Content of a run's `run.json`, see `flows/running/run_records.py`."""
+BEYOND_TARGET = ("quota", "validation_rest")
+"""Reasons of `mix` for documents beyond the tokens that the manifest asks for."""
 
 
 @dataclass(frozen=True)
@@ -226,14 +228,14 @@ def duration(seconds: float) -> str:
 def stage_parts(
     rows: Sequence[StageState], links: ByName[str] = MappingProxyType({})
 ) -> list[Parts]:
-    """Return the states of the stages as parts of a page: a table, and what is amiss.
+    """Return the states of the stages as parts of a page: a table, and notes.
 
     Args:
         rows: the stages.
         links: stage -> address of its page.
     """
     lines = []
-    notes = []
+    notes: list[Note] = []
     for row in rows:
         stage = row.stage
         title = Link(stage, links[stage]) if stage in links else stage
@@ -244,17 +246,27 @@ def stage_parts(
         if documents is not None and documents.kept < documents.read / 2:
             reasons = top_reasons(documents.dropped, documents.quarantined)
             causes = ", ".join(f"{rule} {number:,}" for rule, number in reasons)
+            beyond_target = sum(
+                documents.dropped.get(rule, 0) for rule in BEYOND_TARGET
+            )
+            is_loss = documents.kept + beyond_target < documents.read / 2
             notes.append(
-                f"{stage}: kept {documents.kept:,} of {documents.read:,} documents; "
-                f"dropped most by {causes}"
+                Note(
+                    [
+                        f"{stage}: kept {documents.kept:,} of {documents.read:,} "
+                        f"documents; dropped most by {causes}"
+                    ],
+                    "warning" if is_loss else "note",
+                )
             )
         if row.owner is not None:
-            notes.append(f"{stage}: {describe_running(row, time.time())}")
+            description = f"{stage}: {describe_running(row, time.time())}"
+            notes.append(Note([description], "warning"))
         elif row.details is not None:
-            notes.append(f"{stage}: {row.details}")
+            notes.append(Note([f"{stage}: {row.details}"], "warning"))
     columns = {"stage": "", "state": "", "fingerprint": "", "seconds": ",.1f"}
     states = table({**columns, "MB": ",.2f"}, lines, {"MB": "of its output"})
-    return [states, [Note([note], "warning") for note in notes]]
+    return [states, notes]
 
 
 def print_status(session: Session, rows: Sequence[StageState]) -> None:

@@ -29,6 +29,7 @@ from gristmill.flows.questions.status import (
     print_status,
     read_log,
     run_state,
+    stage_parts,
     stage_states,
 )
 from gristmill.flows.running.events import StageEvent, StageProgress
@@ -202,6 +203,12 @@ def test_status_shows_the_rules_that_dropped_most_documents(
         "b 7, quarantined 1"
     )
     assert expected_line in " ".join(output.split())
+    beyond_quota = DocumentCounts(
+        read=28, kept=8, quarantined=0, dropped={"quota": 9, "epochs": 11}
+    )
+    for documents, tone in (rows[0].documents, "warning"), (beyond_quota, "note"):
+        _, (note,) = stage_parts([replace(rows[0], documents=documents)])
+        assert note.tone == tone
 
 
 @pytest.mark.parametrize(
