@@ -22,6 +22,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.examples.conversations import Example
 from gristmill.dataprep.examples.read_examples import (
+    ExamplesError,
     Kind,
     Quarantined,
     RecordCounts,
@@ -206,22 +207,30 @@ def usable_sets(
 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: too many records of a
-            set are quarantined.
+            set are quarantined, or it has none; names all such sets.
         ConservationError: not every record is accounted for.
     """
     prepared = inputs.get(f"{kind}_prepare")
     if prepared is None:
+        problems = []
+        sets = []
         for entry in data:
-            read = read_set(
-                made_path(entry.path, inputs),
-                kind,
-                entry.format,
-                entry.limit,
-                entry.max_quarantined,
-            )
-            yield UsableSet(
-                read.examples, read.quarantined, read.counts(), read.places()
-            )
+            try:
+                read = read_set(
+                    made_path(entry.path, inputs),
+                    kind,
+                    entry.format,
+                    entry.limit,
+                    entry.max_quarantined,
+                )
+            except ExamplesError as error:
+                problems.append(str(error))
+            else:
+                counts, places = read.counts(), read.places()
+                sets.append(UsableSet(read.examples, read.quarantined, counts, places))
+        if problems:
+            raise ExamplesError("\n".join(problems))
+        yield from sets
         return
     quarantined: dict[str, list[Quarantined]] = {}
     for record in read_json_lines(prepared / QUARANTINED):

@@ -255,6 +255,17 @@ def test_survivors_equal_the_examples_as_read(write: Write, tmp_path: Path) -> N
     assert second.quarantined == []
 
 
+def test_all_unusable_sets_are_named(write: Write) -> None:
+    paths = [
+        write("empty", []),
+        write("usable", [chat("q", "a")]),
+        write("wrong", [{"messages": 3}]),
+    ]
+    with pytest.raises(ExamplesError) as error:
+        list(usable_sets([Instructions(path=path) for path in paths], "sft", {}))
+    assert [path in str(error.value) for path in paths] == [True, False, True]
+
+
 def test_prepare_without_drops_keeps_the_examples(
     write: Write, prepare: Prepare, evaluation: str, tmp_path: Path
 ) -> None:
