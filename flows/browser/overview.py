@@ -49,8 +49,8 @@ def overview_page(run: BrowsedRun) -> Page:
             share = kept / counts.read if counts.read else None
             link = Link(name, Search(source=name).link())
             sources.append([link, counts.read, kept, share])
-        columns = {"source": "", "read": ",", "left": ",", "share": ".1%"}
-        by_source = table(columns, sources, {"left": "after all steps"})
+        columns = {"source": "", "read": ",", "kept": ",", "share": ".1%"}
+        by_source = table(columns, sources, {"kept": "after all steps"})
         sections = [_funnel_section(run, rows), Section("Sources", [by_source])]
     else:
         parts.append(Note(start, "plain"))

@@ -64,7 +64,7 @@ def funnel(facts: Facts) -> MaybeSection:
         ]
         for row in facts.funnel
     ]
-    columns = {"read": ",", "kept": ",", "gone": ",", "MB kept": ".2f"}
+    columns = {"read": ",", "kept": ",", "removed": ",", "MB kept": ".2f"}
     bars = [
         (
             row.stage,
@@ -108,7 +108,7 @@ def by_source(facts: Facts) -> list[Part]:
             size, tokens = counts.bytes_kept / 1e6, tokens_kept(counts, row)
             rows.append([name, row.stage, counts.kept, share, size, tokens])
             shares[name].append(share)
-    columns = {"kept": ",", "left": ".1%", "MB kept": ".2f", "tokens kept": ">"}
+    columns = {"kept": ",", "share kept": ".1%", "MB kept": ".2f", "tokens kept": ">"}
     meaning = "kept after the stage, of all documents of the source that were read"
     stages = ["read", *(row.stage for row in facts.funnel)]
     return [
@@ -117,7 +117,7 @@ def by_source(facts: Facts) -> list[Part]:
             pictures.steps(shares, stages, "of a source's documents"),
             "Share of each source's documents kept after each stage.",
         ),
-        table({"source": "", "after": "", **columns}, rows, {"left": meaning}),
+        table({"source": "", "after": "", **columns}, rows, {"share kept": meaning}),
     ]
 
 
