@@ -226,8 +226,11 @@ def usable_sets(
             except ExamplesError as error:
                 problems.append(str(error))
             else:
-                counts, places = read.counts(), read.places()
-                sets.append(UsableSet(read.examples, read.quarantined, counts, places))
+                sets.append(
+                    UsableSet(
+                        read.examples, read.quarantined, read.counts(), read.places()
+                    )
+                )
         if problems:
             raise ExamplesError("\n".join(problems))
         yield from sets

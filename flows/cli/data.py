@@ -122,7 +122,9 @@ def new(
     if language_model is not None:
         language_model = anchored(language_model)
         outside_files("--language-model", language_model)
-    langid = LanguageId(keep=tuple(language or "*"), model=language_model)
+    langid = LanguageId.model_validate(
+        {"keep": language or ["*"], "model": language_model}
+    )
     for _, problem in unknown_languages(langid, ()):
         fail(f"nothing was written; --language: {problem}")
     name = name or next(iter(paths))
