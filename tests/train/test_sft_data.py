@@ -80,6 +80,19 @@ def test_example_whose_calls_are_left_out_is_named(
         TemplateMismatchError, match=r"1 of 2 examples[\s\S]*calls\.jsonl:2[\s\S]*'add'"
     ):
         run_stage("sft_data", inputs, config, tmp_path / "out")
+    paths = [
+        write(tmp_path / "good.jsonl", 4, "The file"),
+        str(data),
+        f"{tmp_path}/ca*",
+    ]
+    several = {**config, "data": [{"path": path} for path in paths]}
+    with pytest.raises(TemplateMismatchError) as error:
+        run_stage("sft_data", inputs, several, tmp_path / "out")
+    assert [f"sft data {path}:" in str(error.value) for path in paths] == [
+        False,
+        True,
+        True,
+    ]
     tolerant_config = {**config, "data": [{"path": str(data), "max_quarantined": 0.5}]}
     summary = run_stage("sft_data", inputs, tolerant_config, tmp_path / "out")
     assert (summary["sets"][0]["used"], summary["sets"][0]["unrenderable"]) == (1, 1)

@@ -37,6 +37,7 @@ from gristmill.train.data.conversation_tokens import (
     Conversation,
     Encoded,
     NothingToTrainError,
+    TemplateMismatchError,
     TokenCounts,
     check_encoded,
     counts_of,
@@ -281,9 +282,14 @@ def encoded_sets(
         classes: names of the classes, if the examples are texts with a class.
 
     Raises:
-        NothingToTrainError: one of the sets trains no token, or all of it is held out.
+        NothingToTrainError: some sets train no token, or are held out completely.
+        gristmill.train.data.conversation_tokens.TemplateMismatchError: the template
+            does not fit some sets.
+
+    The error is that of the first such set, with the messages of all.
     """
     sets = []
+    problems: list[NothingToTrainError | TemplateMismatchError] = []
     for dataset, records in zip(section.data, all_records, strict=True):
         where = f"sft data {dataset.path}"
         encoded = (
@@ -291,14 +297,18 @@ def encoded_sets(
             if section.task == "chat"
             else prepare_texts(records.examples, chat, length, classes)
         )
-        check_encoded(
-            where,
-            encoded,
-            records,
-            dataset.max_quarantined,
-            f"examples has an answer within {length} tokens",
-            "raise sft.sequence_length",
-        )
+        try:
+            check_encoded(
+                where,
+                encoded,
+                records,
+                dataset.max_quarantined,
+                f"examples has an answer within {length} tokens",
+                "raise sft.sequence_length",
+            )
+        except (NothingToTrainError, TemplateMismatchError) as error:
+            problems.append(error)
+            continue
         measuring = {
             example["id"]
             for example in records.examples
@@ -306,12 +316,16 @@ def encoded_sets(
         }
         training = [item for item in encoded.used if item.example not in measuring]
         if not training:
-            raise NothingToTrainError(
-                f"{where}: all of its {len(measuring)} examples are held out; lower "
-                f"sft.holdout ({section.holdout}) or remove the set"
+            problems.append(
+                NothingToTrainError(
+                    f"{where}: all of its {len(measuring)} examples are held out; lower "
+                    f"sft.holdout ({section.holdout}) or remove the set"
+                )
             )
         held_out = [item for item in encoded.used if item.example in measuring]
         sets.append(ConversationSet(dataset.path, records, encoded, training, held_out))
+    if problems:
+        raise type(problems[0])("\n".join(map(str, problems)))
     return sets
 
 
