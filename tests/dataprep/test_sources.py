@@ -118,7 +118,7 @@ def test_path_without_files_is_an_error_with_source_and_path(
 def test_folder_without_matching_files_is_an_error_with_its_contents(
     tree: Path,
 ) -> None:
-    with pytest.raises(SourceError, match=r"parquet .*1 \.png"):
+    with pytest.raises(SourceError, match=r"parquet.*1 \.png"):
         find(tree, format="parquet", name="web")
 
 
