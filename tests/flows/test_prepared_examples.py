@@ -170,7 +170,7 @@ def test_whatif_rejects_thresholds_of_examples_with_the_command_to_run(
         match=r"sft\.prepare.* concerns examples, .* run it: \S*gristmill run ",
     ):
         compare(before, after)
-    with pytest.raises(NotReplayableError, match="ingest is not committed"):
+    with pytest.raises(NotReplayableError, match="`prepare:`"):
         compare(before, before)
 
 
