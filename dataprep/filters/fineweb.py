@@ -63,7 +63,7 @@ def measure(rows: pa.Table, section: FineWeb) -> Columns:
         section.short_line_characters,
     )
     columns["filled_lines"] = columns["filled_lines"].astype(np.int64)
-    if section.words == "language":
+    if section.words == "language" and len(rows):
         segmented = language_words(*text_buffers(rows["text"]), language_names(rows))
         words = np.diff(segmented.words.offsets)[segmented.places]
         newlines = np.where(

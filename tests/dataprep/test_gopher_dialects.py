@@ -158,6 +158,7 @@ def test_kernels_agree_exactly_with_the_plain_definitions(
 def test_empty_and_tiny_texts_are_measured(dialect: str) -> None:
     for text, values in zip(EDGES, measured(EDGES, dialect), strict=True):
         assert same(values, gopher_reference.all_statistics(text, dialect)), text
+    assert measured([], dialect) == []
 
 
 TEXT = "The cat ... sat # on\n  • THE mat…\n\n- 42 to be...\n"

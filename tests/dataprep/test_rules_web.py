@@ -118,6 +118,10 @@ def test_c4_statistics_counted_by_hand() -> None:
     ]
 
 
+def test_fineweb_measures_a_shard_without_documents() -> None:
+    assert measured({"fineweb": {"words": "language"}}, []) == []
+
+
 def test_fineweb_statistics_counted_by_hand() -> None:
     text = (
         "A line that ends.\n\nThe same line\nThe same line\n \nThe same "
