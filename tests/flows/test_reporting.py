@@ -37,7 +37,7 @@ def test_live_curve_of_a_resumed_training_includes_earlier_attempts(
     (folder.work / "metrics.jsonl").write_text(
         "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo'
     )
-    node = toy_runner(first={"n": 1}).plan["first"]
+    node = toy_runner(first={"n": 1}).session.plan["first"]
     for resuming, first in ((True, "| 1 | 8.0000 |"), (False, "| 4 | 5.0000 |")):
         observer = PrefectObserver()
         observer(StageStarted(node, folder, resuming))
