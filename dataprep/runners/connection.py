@@ -84,7 +84,7 @@ def run_in_threads(
 class Connection(ABC):
     """Connection of this process to a cluster."""
 
-    cpus_option: ClassVar[str | None] = None
+    cpus_option: ClassVar = ""
     """Option of the engine with the number of CPUs of a task, which runs as many
     threads.
     """
@@ -92,7 +92,7 @@ class Connection(ABC):
     @classmethod
     def num_threads(cls, options: EngineOptions) -> int:
         """Number of threads of a task."""
-        return max(1, int(options.get(cls.cpus_option or "", 1)))
+        return max(1, int(options.get(cls.cpus_option) or 1))
 
     @staticmethod
     @abstractmethod

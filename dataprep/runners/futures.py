@@ -339,8 +339,8 @@ class RayConnection(FuturesConnection):
     ) -> list[Future]:
         """See `FuturesConnection`."""
         options = {"num_gpus": int(job.gpu and self._has_gpus), **self._options}
-        if job.threads == 1:
-            options["num_cpus"] = min(1, options.get("num_cpus", 1))
+        if job.threads < self.num_threads(self._options):
+            options["num_cpus"] = job.threads
         call = self._call.options(name="gristmill", num_returns=outputs, **options)
         futures = call.remote(function, *arguments)
         return [futures] if outputs == 1 else futures

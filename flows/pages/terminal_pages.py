@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table as TerminalTable
@@ -45,12 +47,12 @@ BRACKETS = {"removed": "[-{}-]", "added": "{{+{}+}}"}
 INDENT = (0, 0, 0, 4)
 
 
-class Answer:
+class Answer(ABC):
     """An answer that is printed by its parts."""
 
+    @abstractmethod
     def parts(self) -> list[Parts]:
         """Return the answer as parts of a page."""
-        raise NotImplementedError
 
     def show(self) -> None:
         """Print the answer as its command does."""

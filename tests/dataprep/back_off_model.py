@@ -42,9 +42,8 @@ class BackOffModel:
         self.logs |= {UNKNOWN: -math.log10(contexts[()]), START: -99.0}
 
     def log(self, word: str, context: Gram) -> float:
-        found = self.logs.get((*context, word))
-        if found is not None:
-            return found
+        if (*context, word) in self.logs:
+            return self.logs[*context, word]
         if not context:
             return self.logs[UNKNOWN]
         weight = LOG_BACKOFF if context in self.logs else 0.0

@@ -93,14 +93,14 @@ def send_batches(seed: int, group: Sequence[Element]) -> Iterator[tuple[int, byt
 
 @pytest.mark.parametrize(
     ("num_cpus", "mode", "num_senders"),
-    [(1, "threads", 3), (2, "threads", 2), (2, "processes", 3)],
+    [(None, "threads", 3), (1, "threads", 3), (2, "threads", 2), (2, "processes", 3)],
 )
 @pytest.mark.parametrize("most_parts", [3, 1000])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_key_receives_the_batches_of_all_senders(
     seed: int,
     most_parts: int,
-    num_cpus: int,
+    num_cpus: int | None,
     mode: Mode,
     num_senders: int,
     monkeypatch: pytest.MonkeyPatch,

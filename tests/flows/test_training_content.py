@@ -147,13 +147,13 @@ def crawled(prepared: Path) -> Path:
 
 @pytest.mark.slow
 def test_licences_by_source_with_the_unknown_share(crawled: Path) -> None:
-    found = json.loads(call("licences", "m.yaml", "--json").output)
-    assert found["basis"] == "tokens"
-    assert set(found["licences"]) == {"MIT", "unknown"}
-    (unknown,) = (row for row in found["shares"] if row["licence"] == "unknown")
+    answer = json.loads(call("licences", "m.yaml", "--json").output)
+    assert answer["basis"] == "tokens"
+    assert set(answer["licences"]) == {"MIT", "unknown"}
+    (unknown,) = (row for row in answer["shares"] if row["licence"] == "unknown")
     assert unknown["source"] == "web"
-    total = sum(row["tokens"] for row in found["shares"])
-    assert found["unknown"] == unknown["share"] == unknown["tokens"] / total
+    total = sum(row["tokens"] for row in answer["shares"])
+    assert answer["unknown"] == unknown["share"] == unknown["tokens"] / total
 
 
 @pytest.mark.slow
