@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe
@@ -43,7 +44,7 @@ class EndedError(Exception):
     """The process ended without an answer; the message says how."""
 
 
-class GuardedProcess:
+class GuardedProcess(ABC):
     """The parent's side of a process, which the context manager kills.
 
     To be used by the thread that created it (Linux ends the process with that thread).
@@ -82,9 +83,9 @@ class GuardedProcess:
                 stdout=answers.fileno(),
             )
 
+    @abstractmethod
     def start(self) -> None:
         """Start the process by `begin`."""
-        raise NotImplementedError
 
     def answers(self, request: object, is_buffered: bool = False) -> Iterator[Any]:
         """Yield the answers to a request; starts the process if it does not run, and
