@@ -234,7 +234,10 @@ def result_rows(title: str, results: AblationResults) -> Iterator[Row]:
         name = f"{title}, {arm.arm}"
         yield difference_row(name, arm.difference, results.decisions[arm.arm])
         if arm.random_drop is not None:
-            yield difference_row(f"{name}: beyond a random drop", arm.random_drop)
+            larger = "it" if arm.tokens_kept > trial.tokens_kept else "the manifest"
+            yield difference_row(
+                f"{name}: the smaller beside a random part of {larger}", arm.random_drop
+            )
     for control in trial.controls:
         note = "holds" if control.holds else "does not hold"
         yield difference_row(

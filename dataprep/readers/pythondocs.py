@@ -101,7 +101,7 @@ def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
 
 def python_listing(path: str) -> list[ListedFile]:
     """Fingerprint of the content: versions of the interpreter and the packages."""
-    stamps = {"documents": str(CONTENT_VERSION), "python": sys.version}
+    stamps = {"documents": f"version {CONTENT_VERSION}", "python": sys.version}
     packages = {DOCS: PACKAGES, DOCSTRINGS: DOCUMENTED}.get(path, ())
     stamps |= {f"dist/{name}": metadata.version(name) for name in packages}
     return [

@@ -516,7 +516,7 @@ def gc(
         int,
         Option(
             metavar="N",
-            help="Keep the outputs of the last N runs of each manifest.",
+            help="Keep the outputs of the last N runs of each stage of a manifest.",
             min=1,
         ),
     ] = 10,
@@ -544,7 +544,7 @@ def gc(
         echo(f"answers about documents that were taken down: {answers:,} {outcome}")
     if not garbage:
         echo(
-            f"nothing to delete: the last {keep_runs} runs of each manifest "
+            f"nothing to delete: the last {keep_runs} runs of each stage "
             "refer to every output"
         )
         return

@@ -36,13 +36,13 @@ class EngineCost(NamedTuple):
 
 
 MEASURED = {
-    "local": EngineCost(2.5, 64.8),
-    "ray": EngineCost(11.0, 53.7),
-    "dask": EngineCost(6.0, 60.2),
-    "spark": EngineCost(12.2, 69.5),
-    "flink": EngineCost(24.6, 61.7),
+    "local": EngineCost(2.7, 142.2),
+    "ray": EngineCost(11.9, 139.8),
+    "dask": EngineCost(5.4, 170.7),
+    "spark": EngineCost(20.8, 132.7),
+    "flink": EngineCost(25.7, 221.0),
 }
-"""Engine -> its cost, from docs/bench-engines.md."""
+"""Engine -> its cost, from docs/bench-engines.md: 329 to 925 MB."""
 TIMES_CORES = (2, 4, 16)
 """Sizes of clusters, as multiples of the cores of this machine."""
 EXAMPLE_BYTES = 100 * GIGA

@@ -253,7 +253,7 @@ def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]
 
     Args:
         store: the store.
-        keep_runs: number of newest runs per manifest name whose outputs stay.
+        keep_runs: see `referenced_fingerprints`.
         delete: True to delete.
 
     Returns:
@@ -299,15 +299,16 @@ def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]
 
 
 def referenced_fingerprints(store: Store, keep_runs: int) -> set[str]:
-    """Shortened fingerprints in the newest runs of every manifest."""
-    by_manifest = defaultdict(list)
+    """Shortened fingerprints in the newest runs of every manifest: `keep_runs` of each
+    of its stages, so that runs which end earlier do not give up a trained model.
+    """
+    by_stage = defaultdict(list)
     for _, record in read_runs(store):
-        by_manifest[record["name"]].append(record)
-    fingerprints = set()
-    for records in by_manifest.values():
-        for record in records[-keep_runs:]:
-            fingerprints |= {
-                stage["fingerprint"][:FINGERPRINT_CHARS]
-                for stage in record["stages"].values()
-            }
-    return fingerprints
+        for stage in record["stages"]:
+            by_stage[record["name"], stage].append(record)
+    return {
+        entry["fingerprint"][:FINGERPRINT_CHARS]
+        for records in by_stage.values()
+        for record in records[-keep_runs:]
+        for entry in record["stages"].values()
+    }

@@ -45,6 +45,17 @@ def test_gc_collects_only_outputs_unused_by_recent_runs(toy_runner: Make) -> Non
     )
 
 
+def test_gc_keeps_a_model_and_its_data_after_shorter_runs(toy_runner: Make) -> None:
+    whole = finish(toy_runner(first={"n": 1}, second={}))
+    record_run(whole, "1")
+    for n in (2, 3):
+        record_run(finish(toy_runner(first={"n": n})), str(n))
+    garbage = [
+        path for path, _ in collect(whole.session.store, keep_runs=1, delete=False)
+    ]
+    assert garbage == [toy_runner(first={"n": 2}).folder("first").path]
+
+
 def test_gc_keeps_outputs_being_written(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1})
     folder = runner.folder("first")
