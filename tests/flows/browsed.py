@@ -11,7 +11,7 @@ from pathlib import Path
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.corpus import WORDS, sentence
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 ATTACK = """<script>document.title = 'taken'</script>"><img src=x onerror="document.title = 'taken'">{{ 7 * 7 }}"""
 MANIFEST = """\

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 WORDS = """
 the of and to in that have with be a is was for on as by at from this which are not but it or an

@@ -28,7 +28,7 @@ from tests.dataprep.small_models import WORDS, write_classifier, write_word_vect
 from tests.flows.corpus import prose, sentence, source_code
 from tests.flows.small_writer import small_writer
 from tests.flows.test_begin_anywhere import write_small_model, write_small_reward_model
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 MODEL = data_folder() / "langid" / "lid176" / "lid.176.ftz"
 """fastText's published language identification model; also serves as a recipe's

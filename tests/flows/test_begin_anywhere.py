@@ -41,8 +41,8 @@ from gristmill.train.models.weights import (
     stored,
 )
 from gristmill.train.stages.export import write_folder
+from tests.jsonl import write_jsonl
 from tests.tokenize.test_import_tokens import write_llmc, write_megatron
-from tests.train.jsonl import write_jsonl
 
 VOCAB = 320
 OWN_END = 7

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.commands import call
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.checkout import ROOT
 from tests.flows.doc_pages import BLOCK, run_command
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.loader import load_manifest
 from tests.commands import call
 from tests.flows.hub_stand_in import serve_hub
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

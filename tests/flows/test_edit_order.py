@@ -29,7 +29,7 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.encoding.encode import docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from tests.flows.conftest import Silent
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 ORDERS = int(os.environ.get("GRISTMILL_TEST_ORDERS", "5"))
 ENGLISH = """the of and to in that have with be was for on as by at from this which are not but were their river

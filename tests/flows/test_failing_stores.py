@@ -22,9 +22,9 @@ from gristmill.core.store import Store
 from gristmill.flows.running.events import StageWaits
 from gristmill.flows.running.run import Runner
 from tests.commands import GRISTMILL, finished
+from tests.jsonl import write_jsonl
 from tests.servers import wait_for
 from tests.stores import Outage
-from tests.train.jsonl import write_jsonl
 
 ANOTHER = {
     "host": "another",

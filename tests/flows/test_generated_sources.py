@@ -21,8 +21,8 @@ from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.loader import ManifestError
 from tests.chat_endpoint import Does, Ended, Endpoint, Refuse
+from tests.jsonl import write_jsonl
 from tests.sessions import open_beside, run_all
-from tests.train.jsonl import write_jsonl
 
 WORDS = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi "

@@ -19,8 +19,8 @@ from gristmill.flows.running.launch import launch
 from gristmill.flows.running.recorded_run import RunRequest
 from gristmill.flows.running.session import open_session
 from tests.commands import call
+from tests.jsonl import write_jsonl
 from tests.sessions import open_beside
-from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.checkout import ROOT, data_folder
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from tests.flows.doc_pages import BLOCK, run_command
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 PAGE = ROOT / "docs" / "languages.md"
 MODEL = data_folder() / "langid" / "lid176" / "lid.176.ftz"

@@ -22,8 +22,8 @@ from gristmill.flows.running.session import Session
 from gristmill.tokenize.packed import PackedSet
 from tests.chat_endpoint import Endpoint
 from tests.commands import call
+from tests.jsonl import write_jsonl
 from tests.sessions import open_beside, run_all
-from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -33,7 +33,7 @@ from gristmill.mixtures.loader import load_manifest
 from gristmill.mixtures.schema.sources import DocumentFiles
 from tests.commands import call, finished
 from tests.dataprep.warc_records import http, record
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 MODEL = (
     Path(__file__).resolve().parents[3]

@@ -23,8 +23,8 @@ from gristmill.train.rl.prompts import read_prompts
 from tests.chat_endpoint import Does, Endpoint
 from tests.flows.small_writer import small_writer
 from tests.flows.test_begin_anywhere import made, write_small_model
+from tests.jsonl import read_jsonl, write_jsonl
 from tests.sessions import open_beside
-from tests.train.jsonl import read_jsonl, write_jsonl
 
 MANIFEST = """
 name: aligned

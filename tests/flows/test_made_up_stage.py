@@ -23,8 +23,8 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages import registry
 from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema import prepare
+from tests.jsonl import write_jsonl
 from tests.sessions import open_beside, run_all
-from tests.train.jsonl import write_jsonl
 
 STAGE_FILE = '''
 import os, signal

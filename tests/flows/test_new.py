@@ -35,7 +35,7 @@ from gristmill.mixtures.steps.filter import Filter
 from gristmill.train.models.model_config import shape_of
 from tests.commands import call
 from tests.dataprep.binary_documents import make_pdf
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 MODEL = Path(__file__).resolve().parents[3] / "shared/data/langid/lid176/lid.176.ftz"
 PROSE = "The river ran past the old mill and turned its wheel all day long. " * 20

@@ -15,8 +15,8 @@ from gristmill.dataprep.arrow_dataset import CorpusDataset
 from gristmill.dataprep.corpus import Corpus
 from gristmill.flows.cli.launch import launch
 from gristmill.flows.questions.find_documents import committed_inputs
+from tests.jsonl import write_jsonl
 from tests.sessions import open_beside
-from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

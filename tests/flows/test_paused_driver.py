@@ -17,9 +17,9 @@ import pytest
 
 from gristmill.core.files import as_path, read_json
 from gristmill.core.lease import FENCED
+from tests.jsonl import write_jsonl
 from tests.servers import wait_for
 from tests.stores import Outage
-from tests.train.jsonl import write_jsonl
 
 DRIVER = """
 import sys

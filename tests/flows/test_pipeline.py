@@ -26,7 +26,7 @@ from gristmill.flows.questions.training_reads import reading_of
 from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.packed import PackedSet
 from tests.commands import GRISTMILL, call
-from tests.train.jsonl import read_jsonl
+from tests.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from gristmill.flows.report.finetuning import preferences, preparation, prepared
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.rendered import html_of
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from gristmill.flows.report.facts import gather_facts
 from gristmill.flows.report.report import render_report
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.loader import ManifestError
+from tests.jsonl import write_jsonl
 from tests.sessions import open_beside, run_all
-from tests.train.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

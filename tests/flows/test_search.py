@@ -37,7 +37,7 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
 from tests.commands import call
 from tests.dataprep.small_models import WORDS, write_word_vectors
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 pytestmark = pytest.mark.slow
 

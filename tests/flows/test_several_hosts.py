@@ -25,8 +25,8 @@ from benchmarks.store_servers import AWS_CREDENTIALS
 from gristmill.core.object_stores import VARIABLE
 from tests.commands import GRISTMILL, finished
 from tests.hosts import Host, hosts, store_beside, two_hosts
+from tests.jsonl import write_jsonl
 from tests.servers import wait_for
-from tests.train.jsonl import write_jsonl
 
 MANIFEST = """
 name: two

@@ -21,8 +21,8 @@ import pytest
 from benchmarks.checkout import ROOT
 from tests.commands import GRISTMILL, call, finished
 from tests.hosts import Host, two_hosts
+from tests.jsonl import write_jsonl
 from tests.servers import wait_for
-from tests.train.jsonl import write_jsonl
 
 MANIFEST = """
 name: arrays

@@ -44,7 +44,7 @@ from gristmill.flows.sweeps.sweep_report import (
 )
 from gristmill.mixtures.loader import parse_manifest
 from gristmill.tokenize.packed_files import ShardEntry
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
 MANIFEST = """\

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import call
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 WORDS = (
     "The river ran past the old mill and turned its wheel all day long, and "

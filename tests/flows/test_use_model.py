@@ -40,7 +40,7 @@ from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, save_model
 from gristmill.train.stages.export import write_folder
 from tests.commands import call
-from tests.train.jsonl import read_jsonl
+from tests.jsonl import read_jsonl
 
 API_KEY = "key-of-the-tests"
 DEADLINE_SECONDS = 120.0

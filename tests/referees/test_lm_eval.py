@@ -21,8 +21,8 @@ from gristmill.train.generation.language_model import with_tokenizer
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.stages.export import write_folder
+from tests.jsonl import write_jsonl
 from tests.train.data_sets import write_data_set
-from tests.train.jsonl import write_jsonl
 
 # Importing it takes seconds, which collection need not spend.
 pytestmark = pytest.mark.skipif(

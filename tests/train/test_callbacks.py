@@ -16,7 +16,7 @@ from gristmill.mixtures.user_code import Own, OwnFunction, take_code
 from gristmill.train import trainer
 from gristmill.train.loop import step
 from gristmill.train.loop.stopping import AgreedStop
-from tests.train.jsonl import read_jsonl, write_jsonl
+from tests.jsonl import read_jsonl, write_jsonl
 from tests.train.test_resume import finish, torchrun, train, write_stage
 from tests.train.trained import assert_same_output
 

@@ -33,8 +33,8 @@ from gristmill.train.objectives.labelled_texts import LabelledTexts
 from gristmill.train.objectives.sft import AssistantTurns
 from tests.dataprep.small_models import SPECIAL, WORDS, write_tokenizer
 from tests.flows.test_begin_anywhere import made, opened
+from tests.jsonl import write_jsonl
 from tests.train import plain_tuning
-from tests.train.jsonl import write_jsonl
 from tests.train.trained import assert_same_output
 
 GOOD, BAD = WORDS[:20], WORDS[20:40]

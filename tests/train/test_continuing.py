@@ -17,7 +17,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train import trainer
 from gristmill.train.loop.batch_plan import extend_digest
 from gristmill.train.resuming import ContinueError
-from tests.train.jsonl import read_metrics
+from tests.jsonl import read_metrics
 from tests.train.trained import assert_same_output, weights_of
 
 SEED, BATCH, STEPS = 11, 6, 12

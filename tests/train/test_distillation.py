@@ -41,7 +41,7 @@ from gristmill.train.objectives.reference_logps import StaleReferenceError
 from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.stages.sft import check_teacher
 from gristmill.train.stages.teacher import TeacherError
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.jsonl import read_metrics, write_jsonl
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type")
 KINDS: tuple[Divergence, ...] = ("forward", "reverse", "jsd")

@@ -33,8 +33,8 @@ from gristmill.train.data.preference_rows import (
     merged,
 )
 from gristmill.train.objectives.losses import IGNORED
+from tests.jsonl import write_jsonl
 from tests.packed_sets import verify
-from tests.train.jsonl import write_jsonl
 
 
 def pair(question: str, chosen: str, rejected: str) -> dict[str, str]:
@@ -207,12 +207,16 @@ def test_leaked_evaluation_items_are_counted_and_warned_about(
     )
 
 
-def test_set_without_room_for_answers_is_rejected(
+def test_every_set_without_room_for_answers_is_rejected(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [pair("word " * 30, "a", "b")])
-    with pytest.raises(NothingToTrainError, match=r"\b1 pairs .*32 tokens"):
-        run_stage("dpo_data", inputs, {"data": [{"path": path}]}, tmp_path)
+    data = [
+        {"path": write_jsonl(tmp_path / name, [pair("word " * 30, "a", "b")])}
+        for name in ("first.jsonl", "second.jsonl")
+    ]
+    every_set = r"(?s)first\.jsonl: .*\b1 pairs .*32 tokens.*second\.jsonl: "
+    with pytest.raises(NothingToTrainError, match=every_set):
+        run_stage("dpo_data", inputs, {"data": data}, tmp_path)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.mixtures.schema.posttraining import Dpo, Sft
 from gristmill.mixtures.schema.rl import Rl
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.jsonl import read_metrics, write_jsonl
 
 DATA = {"data": [{"path": "a.jsonl"}]}
 

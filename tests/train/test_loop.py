@@ -22,7 +22,7 @@ from gristmill.train.loop.batch_plan import RowPlan
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
 from gristmill.train.stages import export
-from tests.train.jsonl import read_jsonl, read_metrics
+from tests.jsonl import read_jsonl, read_metrics
 from tests.train.trained import assert_same_output, weights_of
 
 

@@ -26,7 +26,7 @@ from gristmill.train.adapters.quantised import product, rounded
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, load_model
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 from tests.train.trained import assert_same_output, weights_of
 
 KINDS = [

@@ -30,8 +30,8 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.worker_main import write_error
+from tests.jsonl import read_metrics
 from tests.stores import BUCKET, store_clients
-from tests.train.jsonl import read_metrics
 from tests.train.trained import assert_same_output
 
 FAULTS = ("500", "cut", "short", "flip", "hang")

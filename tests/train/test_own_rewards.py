@@ -10,7 +10,7 @@ import pytest
 
 from gristmill.mixtures.loader import ManifestError
 from gristmill.mixtures.schema.rl import Rl
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 from tests.train.test_resume import train, write_stage
 
 WORDS = (

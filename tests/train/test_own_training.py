@@ -20,7 +20,7 @@ from gristmill.mixtures.schema.posttraining import LossSettings, OwnLoss
 from gristmill.mixtures.user_code import OwnCodeError, OwnFunction, take_code
 from gristmill.train.eval.harness import own_metric
 from gristmill.train.objectives.preference_losses import PairLogps, preference_loss
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.jsonl import read_metrics, write_jsonl
 
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-training.md"
 BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

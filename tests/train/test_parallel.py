@@ -23,7 +23,7 @@ from gristmill.mixtures.schema.engine import Engine, Parallel
 from gristmill.train.distributed.tensor import UnevenSplitError, split_matrices
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.transformer import Llama
-from tests.train.jsonl import read_metrics
+from tests.jsonl import read_metrics
 from tests.train.trained import weights_of
 
 WORKER = "tests.train.parallel_worker"

@@ -17,7 +17,7 @@ from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import PlanError, plan_of
 from gristmill.train.models.weights import read_shape
-from tests.train.jsonl import read_metrics
+from tests.jsonl import read_metrics
 from tests.train.trained import assert_same_output, weights_of
 
 PHASES = [{}, {"learning_rate_scale": 0.5, "sequence_length": 16}]

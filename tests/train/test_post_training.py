@@ -31,7 +31,7 @@ from gristmill.train.objectives.reference_logps import (
     StaleReferenceError,
 )
 from gristmill.train.resuming import ContinueError
-from tests.train.jsonl import read_jsonl, read_metrics, write_jsonl
+from tests.jsonl import read_jsonl, read_metrics, write_jsonl
 from tests.train.trained import assert_same_output, steps_of
 
 pytestmark = pytest.mark.slow

@@ -26,8 +26,8 @@ from gristmill.train.models.weights import (
 from gristmill.train.objectives import next_token
 from gristmill.train.stages import pretrain
 from gristmill.train.trainer import OtherRowsError
+from tests.jsonl import read_metrics
 from tests.packed_sets import write_packed_set
-from tests.train.jsonl import read_metrics
 from tests.train.trained import assert_same_output, steps_of, weights_of
 
 SIXES = RowPlan(((0, 0, 6),))

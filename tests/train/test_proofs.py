@@ -15,7 +15,7 @@ from gristmill.train.objectives.preflight_checks import (
     failures,
 )
 from gristmill.train.objectives.sft import AssistantTurns
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 GOOD = {
     "loss": 2.0,

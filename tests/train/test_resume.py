@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gristmill.train.loop.metrics_log import TIMINGS
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.jsonl import read_metrics, write_jsonl
 from tests.train.trained import assert_same_output
 
 STEPS = 60

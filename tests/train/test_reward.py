@@ -19,7 +19,7 @@ from gristmill.train.models.reward_model import last_tokens, load_reward_model, 
 from gristmill.train.models.weights import WeightsError, load_model
 from gristmill.train.objectives.reward_pairs import reward_loss
 from gristmill.train.stages.reward import scoring_flops_per_token
-from tests.train.jsonl import read_jsonl, read_metrics, write_jsonl
+from tests.jsonl import read_jsonl, read_metrics, write_jsonl
 
 WORDS = (
     "json",

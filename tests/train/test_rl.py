@@ -41,7 +41,7 @@ from gristmill.train.rl.rollout_tables import TOKEN_COLUMNS
 from gristmill.train.rl.sampler import drawn_by, sampling_of
 from gristmill.train.stages.teacher import TeacherError
 from tests.chat_endpoint import Endpoint, Raw, Refuse
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.jsonl import read_metrics, write_jsonl
 from tests.train.trained import assert_same_output
 
 WORDS = (

@@ -22,8 +22,8 @@ from gristmill.train.rl.policy import opinion_of
 from gristmill.train.rl.rollout import Generated, Rollouts
 from gristmill.train.rl.sampler import Sampler
 from gristmill.train.rl.tools.tool_call import Used
+from tests.jsonl import write_jsonl
 from tests.needs_sandbox import skip_without_sandbox
-from tests.train.jsonl import write_jsonl
 from tests.train.test_resume import train, write_stage
 from tests.train.test_rl import WORDS, killed_in, metrics, shape, tensors_of  # noqa: F401 - a fixture
 from tests.train.test_tools import own_tool, spoken, total

@@ -20,7 +20,7 @@ from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import save_model
 from gristmill.train.objectives.reference_logps import KEY, StaleReferenceError
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.jsonl import read_metrics, write_jsonl
 
 WORDS = ("json", "text", "file", "name", "list", "code")
 LORA = {"rank": 4, "alpha": 8, "base": "int8", "targets": ["v_proj", "up_proj"]}

@@ -42,8 +42,8 @@ from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.sft import AssistantTurns
 from gristmill.train.resuming import OtherRowsError
+from tests.jsonl import read_metrics
 from tests.packed_sets import write_packed_set
-from tests.train.jsonl import read_metrics
 
 LENGTH = 24
 TOKENIZER = {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": "t"}

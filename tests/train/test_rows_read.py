@@ -16,7 +16,7 @@ from gristmill.mixtures.schema.pretrain import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.rows_read import rows_read
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 RAMP = [{"until_step": 3, "global_batch_size": 2}]
 

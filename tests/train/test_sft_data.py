@@ -33,7 +33,7 @@ from gristmill.train.data.conversation_tokens import (
     TemplateMismatchError,
 )
 from gristmill.train.stages.sft_data import HELD_OUT, GateError, ReplayError
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 
 def write(path: Path, count: int, answer: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import gristmill
-from tests.train.jsonl import read_jsonl
+from tests.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -42,7 +42,7 @@ from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.transformer import Llama
 from gristmill.train.models.weights import save_model
 from tests.flows.rendered import facts_of
-from tests.train.jsonl import write_jsonl
+from tests.jsonl import write_jsonl
 
 WORDS = "module class return value text width indent line self import raise error string list yield".split()
 Item = Mapping[str, Any]

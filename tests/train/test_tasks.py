@@ -30,9 +30,9 @@ from gristmill.train.generation.language_model import LanguageModel, with_tokeni
 from gristmill.train.loop.rows_read import RowsRead, rows_read
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.transformer import Llama
+from tests.jsonl import write_jsonl
 from tests.packed_sets import piece_table, write_packed_set
 from tests.train.data_sets import write_data_set
-from tests.train.jsonl import write_jsonl
 
 QUESTIONS = [
     {

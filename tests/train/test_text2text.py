@@ -20,8 +20,8 @@ from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.decoded_answers import DecodedAnswers
 from gristmill.train.objectives.losses import IGNORED
 from tests.flows.test_begin_anywhere import made, opened
+from tests.jsonl import write_jsonl
 from tests.train import plain_tuning
-from tests.train.jsonl import write_jsonl
 
 SPECIAL = ["<pad>", "</s>", "<unk>"]
 WORDS = [f"w{number}" for number in range(30)]

@@ -26,6 +26,7 @@ from gristmill.train.models.weights import (
 from gristmill.train.objectives.losses import IGNORED, next_tokens
 from gristmill.train.objectives.preflight_checks import pieces_of
 from gristmill.train.objectives.sft import AssistantTurns
+from tests.jsonl import read_metrics, write_jsonl
 from tests.train.decoder_families import (
     FAMILIES,
     LENGTH,
@@ -34,7 +35,6 @@ from tests.train.decoder_families import (
     random_ids,
     save_tiny_decoder,
 )
-from tests.train.jsonl import read_metrics, write_jsonl
 from tests.train.test_resume import (
     finish,
     torchrun,

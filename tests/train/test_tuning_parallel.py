@@ -22,7 +22,7 @@ import torch
 from benchmarks.checkout import ROOT
 from gristmill.mixtures.schema.posttraining import Dpo, Reference, Tuning
 from gristmill.train.loop.rows_read import READS
-from tests.train.jsonl import read_metrics, write_jsonl
+from tests.jsonl import read_metrics, write_jsonl
 from tests.train.trained import weights_of
 
 DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}

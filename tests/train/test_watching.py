@@ -27,8 +27,8 @@ from gristmill.mixtures.schema.engine import (
 from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.throughput import Profiler
 from gristmill.train.stages import pretrain
+from tests.jsonl import read_metrics
 from tests.packed_sets import write_packed_set
-from tests.train.jsonl import read_metrics
 
 
 class FakeRun:

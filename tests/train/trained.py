@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests.train.jsonl import read_metrics
+from tests.jsonl import read_metrics
 
 
 def weights_of(training: Path, model: str = "model") -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -349,6 +349,26 @@ def encode_examples(
     common_reasons = dict(reasons.most_common(SHOWN_REASONS))
     counts = EncodingCounts(len(examples), reasons.total(), common_reasons, dropped)
     return Encoded(used, counts, mismatches)
+
+
+class SetErrors:
+    """Errors of the sets of a stage, raised together."""
+
+    def __init__(self) -> None:
+        self._errors: list[NothingToTrainError | TemplateMismatchError] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Context of one set, whose error ends it."""
+        try:
+            yield
+        except (NothingToTrainError, TemplateMismatchError) as error:
+            self._errors.append(error)
+
+    def raise_all(self) -> None:
+        """Raise the first error, with the messages of all."""
+        if self._errors:
+            raise type(self._errors[0])("\n".join(map(str, self._errors)))
 
 
 def check_encoded(

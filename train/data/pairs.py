@@ -29,6 +29,7 @@ from gristmill.train.data.conversation_tokens import (
     Conversation,
     Encoded,
     EncodingCounts,
+    SetErrors,
     TemplateMismatchError,
     check_encoded,
     conversation,
@@ -190,19 +191,25 @@ def read_pairs(
             are quarantined than may be.
         gristmill.train.data.conversation_tokens.NothingToTrainError: a set has no
             usable pair.
+        gristmill.train.data.conversation_tokens.TemplateMismatchError: the template
+            does not fit a set.
+
+    The last two name all such sets.
     """
     sets: list[PreferenceSet] = []
+    errors = SetErrors()
     for dataset, records in zip(data, usable_sets(data, "dpo", inputs), strict=True):
         where = f"preferences {dataset.path}"
         encoded = encode_pairs(records.examples, chat, length)
-        check_encoded(
-            where,
-            encoded,
-            records,
-            dataset.max_quarantined,
-            f"pairs has both answers within {length} tokens",
-            "raise sequence_length",
-        )
+        with errors.noted():
+            check_encoded(
+                where,
+                encoded,
+                records,
+                dataset.max_quarantined,
+                f"pairs has both answers within {length} tokens",
+                "raise sequence_length",
+            )
         audited = audit(
             records.examples,
             sum(record.reason == SAME for record in records.quarantined),
@@ -216,6 +223,7 @@ def read_pairs(
         sets.append(
             PreferenceSet(dataset.path, encoded.used, records, encoded.counts, audited)
         )
+    errors.raise_all()
     return sets
 
 

@@ -23,6 +23,7 @@ from gristmill.train.data.conversation_tokens import (
     Chat,
     EncodingCounts,
     NothingToTrainError,
+    SetErrors,
     check_encoded,
     encode_examples,
 )
@@ -109,6 +110,7 @@ def read_prompts(
     """
     prompts_by_id: dict[str, Prompt] = {}
     sets = []
+    errors = SetErrors()
     for prompt_set in data:
         where = f"rl data {prompt_set.path}"
         read = read_set(
@@ -133,14 +135,15 @@ def read_prompts(
 
         encoded = encode_examples(read.examples, encode)
         counts = read.counts()
-        check_encoded(
-            where,
-            encoded,
-            UsableSet(read.examples, read.quarantined, counts, read.places()),
-            prompt_set.max_quarantined,
-            f"prompts has at most {longest} tokens",
-            "raise rl.sequence_length, lower rl.max_new_tokens",
-        )
+        with errors.noted():
+            check_encoded(
+                where,
+                encoded,
+                UsableSet(read.examples, read.quarantined, counts, read.places()),
+                prompt_set.max_quarantined,
+                f"prompts has at most {longest} tokens",
+                "raise rl.sequence_length, lower rl.max_new_tokens",
+            )
         fresh = {
             prompt.example["id"]: prompt
             for prompt in encoded.used
@@ -156,6 +159,7 @@ def read_prompts(
                 repeated=len(encoded.used) - len(fresh),
             )
         )
+    errors.raise_all()
     return list(prompts_by_id.values()), sets
 
 

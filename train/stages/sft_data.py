@@ -37,7 +37,7 @@ from gristmill.train.data.conversation_tokens import (
     Conversation,
     Encoded,
     NothingToTrainError,
-    TemplateMismatchError,
+    SetErrors,
     TokenCounts,
     check_encoded,
     counts_of,
@@ -289,15 +289,15 @@ def encoded_sets(
     The error is that of the first such set, with the messages of all.
     """
     sets = []
-    problems: list[NothingToTrainError | TemplateMismatchError] = []
+    errors = SetErrors()
     for dataset, records in zip(section.data, all_records, strict=True):
-        where = f"sft data {dataset.path}"
-        encoded = (
-            prepare_conversations(records.examples, chat, length, dataset.train_on)
-            if section.task == "chat"
-            else prepare_texts(records.examples, chat, length, classes)
-        )
-        try:
+        with errors.noted():
+            where = f"sft data {dataset.path}"
+            encoded = (
+                prepare_conversations(records.examples, chat, length, dataset.train_on)
+                if section.task == "chat"
+                else prepare_texts(records.examples, chat, length, classes)
+            )
             check_encoded(
                 where,
                 encoded,
@@ -306,26 +306,22 @@ def encoded_sets(
                 f"examples has an answer within {length} tokens",
                 "raise sft.sequence_length",
             )
-        except (NothingToTrainError, TemplateMismatchError) as error:
-            problems.append(error)
-            continue
-        measuring = {
-            example["id"]
-            for example in records.examples
-            if is_held_out(asked(example), section.holdout, section.key_seed)
-        }
-        training = [item for item in encoded.used if item.example not in measuring]
-        if not training:
-            problems.append(
-                NothingToTrainError(
-                    f"{where}: all of its {len(measuring)} examples are held out; lower "
-                    f"sft.holdout ({section.holdout}) or remove the set"
+            measuring = {
+                example["id"]
+                for example in records.examples
+                if is_held_out(asked(example), section.holdout, section.key_seed)
+            }
+            training = [item for item in encoded.used if item.example not in measuring]
+            if not training:
+                raise NothingToTrainError(
+                    f"{where}: all of its {len(measuring)} examples are held out; "
+                    f"lower sft.holdout ({section.holdout}) or remove the set"
                 )
+            held_out = [item for item in encoded.used if item.example in measuring]
+            sets.append(
+                ConversationSet(dataset.path, records, encoded, training, held_out)
             )
-        held_out = [item for item in encoded.used if item.example in measuring]
-        sets.append(ConversationSet(dataset.path, records, encoded, training, held_out))
-    if problems:
-        raise type(problems[0])("\n".join(map(str, problems)))
+    errors.raise_all()
     return sets
 
 
