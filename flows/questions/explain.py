@@ -341,7 +341,8 @@ class Explanation:
 
     def _text(self, most: int | None) -> list[Parts]:
         if not self.text:
-            return [Note(" ".join(self.excerpt.split()) + " ...")]
+            rest = " ..." if len(self.excerpt) == EXCERPT_CHARS else ""
+            return [Note(" ".join(self.excerpt.split()) + rest)]
         spans: list[Span] = []
         total = sum(len(piece.text) for piece in self.text)
         remaining = total if most is None else most
