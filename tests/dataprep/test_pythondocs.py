@@ -153,7 +153,7 @@ def test_listing_names_the_versions_of_interpreter_and_packages(
     stamps = {entry["path"]: entry["stamp"] for entry in python_listing(DOCS)}
     assert stamps == {
         "dist/some-thing": "1.0",
-        "documents": str(pythondocs.CONTENT_VERSION),
+        "documents": f"version {pythondocs.CONTENT_VERSION}",
         "python": sys.version,
     }
     assert {entry["path"] for entry in python_listing(STDLIB)} == {
