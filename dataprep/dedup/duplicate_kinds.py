@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from heapq import nsmallest
 from itertools import chain, combinations, islice
 from operator import itemgetter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from gristmill.dataprep.dedup.repeats import Cluster, DuplicateKind, DuplicateSample
-from gristmill.dataprep.documents import Inputs, open_table
+from gristmill.dataprep.documents import ID_BYTES, Inputs, open_table
 from gristmill.dataprep.row_groups import documents_of
 from gristmill.mixtures.schema.encoder_settings import ReadingModel
 
@@ -64,12 +67,16 @@ def sample_duplicates(
     Returns:
         the sample, and the clusters with their kinds.
     """
-    sampled = nsmallest(SAMPLED, _pairs(duplicates), key=itemgetter(1))
+    smallest = (batch.sort_by("member")[:SAMPLED] for batch in _batches(duplicates))
+    sampled = nsmallest(SAMPLED, _pairs(smallest), key=itemgetter(1))
     members: dict[bytes, list[bytes]] = {survivor: [] for survivor, _ in sampled}
     members |= {bytes.fromhex(cluster["survivor"]): [] for cluster in clusters}
-    for survivor, member in _pairs(duplicates):
-        if survivor in members:
-            members[survivor] = nsmallest(MEMBERS, [*members[survivor], member])
+    compared = pa.array([*members], pa.binary(ID_BYTES))
+    for survivor, member in _pairs(
+        batch.filter(pc.is_in(batch["survivor"], compared))
+        for batch in _batches(duplicates)
+    ):
+        members[survivor] = nsmallest(MEMBERS, [*members[survivor], member])
     ids = chain(members, *members.values(), (member for _, member in sampled))
     documents = documents_of(inputs, ids, ["text"])
     texts = {identity: row["text"] for identity, row in documents.items()}
@@ -97,14 +104,19 @@ def sample_duplicates(
     ]
 
 
-def _pairs(duplicates: Path) -> Iterator[Pair]:
-    """Survivor and member of each duplicate among the documents of this run."""
+def _batches(duplicates: Path) -> Iterator[pa.RecordBatch]:
+    """Duplicates among the documents of this run."""
     columns = ["survivor", "member", "against_index"]
     with open_table(duplicates) as file:
         for batch in file.iter_batches(columns=columns, use_threads=False):
-            rows = batch.filter(batch["against_index"].is_null())
-            ids = (rows[column].to_pylist() for column in ("survivor", "member"))
-            yield from zip(*ids, strict=True)
+            yield batch.filter(batch["against_index"].is_null())
+
+
+def _pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[Pair]:
+    """Survivor and member of each duplicate."""
+    for batch in batches:
+        ids = (batch[column].to_pylist() for column in ("survivor", "member"))
+        yield from zip(*ids, strict=True)
 
 
 def tokens_of(text: str) -> list[str]:
