@@ -48,7 +48,6 @@ _MALFORMED_ERRORS = (
     zlib.error,
     lzma.LZMAError,
     RuntimeError,
-    NotImplementedError,
 )
 """Exceptions of `zipfile` for malformed archives, besides its own."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def decay_groups(parameters: Parameters, section: Optimizer) -> list[Group]:
     return [group for group in groups if group["params"]]
 
 
-class GuardedOptimizer(torch.optim.Optimizer):
+class GuardedOptimizer(torch.optim.Optimizer, ABC):
     """Base of optimizers whose step a flag on the device can skip.
 
     The flag is an attribute during the step, `found_inf`, a float32 scalar that is 1 for
@@ -59,10 +60,11 @@ class GuardedOptimizer(torch.optim.Optimizer):
         """Settings of `update`, which checkpoints hold in `param_groups`."""
         return {}
 
+    @abstractmethod
     def moments(self, parameter: Tensor) -> Moments:
         """State of a parameter before the first step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def update(self, parameters: Parameters, group: Group, good: Tensor) -> None:
         """Update parameters that have gradients, and their state.
 
@@ -72,7 +74,6 @@ class GuardedOptimizer(torch.optim.Optimizer):
             good: float32 scalar on the device, factor of every rate: 1, or 0 in a bad
                 step, whose gradients are zero.
         """
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
