@@ -234,9 +234,9 @@ def result_rows(title: str, results: AblationResults) -> Iterator[Row]:
         name = f"{title}, {arm.arm}"
         yield difference_row(name, arm.difference, results.decisions[arm.arm])
         if arm.random_drop is not None:
-            larger = "it" if arm.tokens_kept > trial.tokens_kept else "the manifest"
+            smaller, larger = trial.by_size(arm)
             yield difference_row(
-                f"{name}: the smaller beside a random part of {larger}", arm.random_drop
+                f"{name}: {smaller} beside a random part of {larger}", arm.random_drop
             )
     for control in trial.controls:
         note = "holds" if control.holds else "does not hold"

@@ -341,7 +341,7 @@ class Explanation:
 
     def _text(self, most: int | None) -> list[Parts]:
         if not self.text:
-            rest = " ..." if len(self.excerpt) == EXCERPT_CHARS else ""
+            rest = " ..." if self.characters > len(self.excerpt) else ""
             return [Note(" ".join(self.excerpt.split()) + rest)]
         spans: list[Span] = []
         total = sum(len(piece.text) for piece in self.text)

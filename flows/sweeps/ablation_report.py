@@ -124,10 +124,7 @@ def drops_table(trial: ComparedTrial) -> Table:
     rows = []
     for arm in trial.arms:
         if arm.random_drop is not None:
-            names = (REFERENCE, arm.arm)
-            if arm.tokens_kept < trial.tokens_kept:
-                names = (arm.arm, REFERENCE)
-            rows.append([*names, shown(arm.random_drop)])
+            rows.append([*trial.by_size(arm), shown(arm.random_drop)])
     return table(DROP_COLUMNS, rows)
 
 

@@ -33,7 +33,7 @@ from gristmill.flows.sweeps.paired_differences import (
     seeds_to_find,
 )
 from gristmill.flows.sweeps.proxies import TrainedGroup
-from gristmill.mixtures.schema.ablation import Ablation, Decide
+from gristmill.mixtures.schema.ablation import REFERENCE, Ablation, Decide
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,12 @@ class ComparedTrial:
     def can_tell(self) -> bool:
         """True if the required controls hold."""
         return can_tell(self.controls)
+
+    def by_size(self, arm: ComparedArm) -> tuple[str, str]:
+        """Names of the smaller and the larger set of an arm and the manifest."""
+        if arm.tokens_kept < self.tokens_kept:
+            return arm.arm, REFERENCE
+        return REFERENCE, arm.arm
 
 
 @dataclass(frozen=True)

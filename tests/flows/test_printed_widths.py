@@ -82,7 +82,7 @@ def test_history_keeps_rule_names_on_one_line(capsys):
         "words 655",
         "",
         "Text",
-        "text",
+        "text ...",
     ]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.dataprep.readers.pythondocs import DOCSTRINGS, python_listing
+from gristmill.flows.report.source_origins import file_days
 from tests.commands import call
 from tests.jsonl import write_jsonl
 
@@ -157,6 +159,10 @@ def test_licences_by_source_with_the_unknown_share(crawled: Path) -> None:
 
 
 @pytest.mark.slow
+def test_versions_of_a_source_without_files_are_no_days() -> None:
+    assert file_days(python_listing(DOCSTRINGS)) == []
+
+
 def test_cards_state_the_collection_and_the_licences(crawled: Path) -> None:
     call("publish", "m.yaml", "--cards", "cards")
     assert {path.name for path in Path("cards").iterdir()} == {
